@@ -1,0 +1,1 @@
+"""The example shop: where a customer's own app, with tools of its own, would sit."""

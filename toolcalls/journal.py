@@ -1,0 +1,164 @@
+"""The journal: written with every move, sealed after the commit, verified line by line (behaviour, sections 10 and 12).
+
+A line's text is fixed when it is written. Its seal gives it the next number of its chain and a hash over that text and
+the hash before. Sealing follows the commit, so that numbering never puts two moves behind one row; lines are sealed in
+order of ID, which is the order of the moves of each call.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+from django.db import connection, transaction
+
+from toolcalls.models import JournalLine, Seal, Session, Team, UnsealedLine
+
+SYSTEM = "system"
+A_BATCH = 500
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line to be written. ``move`` numbers the moves of a call; it is None for policy decisions and notes.
+
+    ``detail`` (reasons, values, evidence) lies beside the line as JSON text; the line holds its hash.
+    """
+
+    team: UUID
+    event: str
+    actor: str
+    session: UUID | None = None
+    call: UUID | None = None
+    move: int | None = None
+    source: str = ""
+    target: str = ""
+    code: str = ""
+    attempt: int | None = None
+    detail: dict[str, Any] | None = None
+
+    def row(self) -> tuple[Any, ...]:
+        """Give the values of COLUMNS, but for the time, which is the database's."""
+        detail = json.dumps(self.detail, ensure_ascii=False, sort_keys=True) if self.detail else None
+        return (
+            self.team, self.session, self.call, self.event, self.move, self.source, self.target, self.code, self.actor,
+            self.attempt, detail, digest(detail) if detail else "",
+        )  # fmt: skip
+
+
+COLUMNS = "team_id, session_id, call_id, event, move, source, target, code, actor, attempt, detail, detail_hash, at"
+PLACES = "(%s::uuid, %s::uuid, %s::uuid, %s, %s::int, %s, %s, %s, %s, %s::int, %s, %s, clock_timestamp())"
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def write(lines: Sequence[Line]) -> None:
+    """Append lines, inside the transaction of the moves they tell of."""
+    places = ", ".join([PLACES] * len(lines))
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"INSERT INTO toolcalls_journalline ({COLUMNS}) VALUES {places}",  # noqa: S608 - fixed text
+            [value for line in lines for value in line.row()],
+        )
+
+
+def seal(chain: UUID) -> int:
+    """Seal what is committed and unsealed of one chain (a session's ID, else a team's), at most A_BATCH lines.
+
+    Returns how many were sealed. Safe in any number at once: the head's row is locked, and a line is sealed once.
+    """
+    with transaction.atomic():
+        head = (
+            Session.objects.select_for_update(no_key=True).only("sealed_number", "sealed_hash").filter(pk=chain).first()
+            or Team.objects.select_for_update(no_key=True).only("sealed_number", "sealed_hash").get(pk=chain)
+        )
+        waiting = UnsealedLine.objects.filter(chain=chain).order_by("line_id")[:A_BATCH]
+        lines = list(JournalLine.objects.filter(pk__in=[each.pk for each in waiting]).order_by("pk").defer("detail"))
+        if not lines:
+            return 0
+        seals = []
+        for line in lines:
+            head.sealed_number += 1
+            head.sealed_hash = _link(head.sealed_hash, head.sealed_number, line)
+            seals.append(Seal(line=line, chain=chain, number=head.sealed_number, hash=head.sealed_hash))
+        Seal.objects.bulk_create(seals)
+        UnsealedLine.objects.filter(pk__in=[line.pk for line in lines]).delete()
+        head.save(update_fields=["sealed_number", "sealed_hash"])
+        return len(lines)
+
+
+def seal_waiting(*, chains: int) -> int:
+    """Seal what waits, in at most this many chains, those of the oldest lines first. Returns the lines sealed."""
+    found = UnsealedLine.objects.order_by("line_id").values_list("chain", flat=True)[: chains * 20]
+    return sum(seal(chain) for chain in list(dict.fromkeys(found))[:chains])
+
+
+@dataclass(frozen=True)
+class Broken:
+    """The first line at which a chain does not hold, and why."""
+
+    chain: UUID
+    line: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Head:
+    """The end of a chain: what an anchor file keeps outside the database."""
+
+    chain: UUID
+    number: int
+    hash: str
+
+
+def verify(anchors: Iterable[Head] = ()) -> Iterator[Broken | Head]:
+    """Walk every chain from its first seal to its head; yield the head of each that holds, else its first broken line.
+
+    ``anchors`` are heads kept elsewhere: a chain that no longer passes through its anchor was cut or rewritten.
+    """
+    kept = {anchor.chain: anchor for anchor in anchors}
+    heads = list(Session.objects.values_list("pk", "sealed_number", "sealed_hash").iterator())
+    heads += list(Team.objects.values_list("pk", "sealed_number", "sealed_hash"))
+    for chain, number, hash_ in heads:
+        yield _verify_chain(Head(chain, number, hash_), kept.pop(chain, None))
+    for missing in kept.values():
+        yield Broken(missing.chain, 0, "the whole chain is gone")
+
+
+def _verify_chain(head: Head, anchor: Head | None) -> Broken | Head:
+    number, before = 0, ""
+    seals = Seal.objects.filter(chain=head.chain).order_by("number").select_related("line")
+    for each in seals.iterator(chunk_size=A_BATCH):
+        number += 1
+        if each.number != number:
+            return Broken(head.chain, each.line_id, f"seal {number} is missing")
+        line = each.line
+        if line.detail is not None and digest(line.detail) != line.detail_hash:
+            return Broken(head.chain, line.pk, "what lies beside the line was changed")
+        before = _link(before, number, line)
+        if each.hash != before:
+            return Broken(head.chain, line.pk, "the line or its seal was changed")
+        if anchor and anchor.number == number and anchor.hash != before:
+            return Broken(head.chain, line.pk, "the chain is not the one that was anchored")
+    if (number, before) != (head.number, head.hash):
+        return Broken(head.chain, 0, f"the chain ends at {number}, its head says {head.number}")
+    if anchor and anchor.number > number:
+        return Broken(head.chain, 0, f"the chain ends at {number}, the anchor says {anchor.number}")
+    return head
+
+
+def _link(before: str, number: int, line: JournalLine) -> str:
+    fields = [
+        before, number, line.pk, line.team_id, line.session_id, line.call_id, _exact(line.at), line.event, line.move,
+        line.source, line.target, line.code, line.actor, line.attempt, line.detail_hash,
+    ]  # fmt: skip
+    return digest(json.dumps(fields, ensure_ascii=False, default=str))
+
+
+def _exact(at: datetime) -> str:
+    return at.astimezone(UTC).isoformat(timespec="microseconds")

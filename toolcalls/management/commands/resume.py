@@ -1,0 +1,20 @@
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandParser
+
+from toolcalls import lifecycle
+from toolcalls.management.commands._names import BY, what_to_brake
+
+
+class Command(BaseCommand):
+    help = "Resume a team, an agent or a tool: what waits starts again."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--team", default="")
+        parser.add_argument("--agent", default="")
+        parser.add_argument("--tool", default="")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        keys, name = what_to_brake(options)
+        changed = lifecycle.release_brake(**keys, by=BY)
+        self.stdout.write(f"{name}: running" if changed else f"{name}: was running already")

@@ -1,0 +1,53 @@
+"""Telling waiting processes that calls were answered: one coalesced NOTIFY per process, outside the write transactions.
+
+A NOTIFY inside them would serialise all commits. A notice may be lost; whoever waits reads the row again anyway.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Iterable
+from queue import Empty, SimpleQueue
+from uuid import UUID
+
+from django.db import connection
+
+CHANNEL = "dexsite_answered"
+GATHER_SECONDS = 0.001
+AT_MOST = 200  # a payload holds 8,000 bytes
+
+logger = logging.getLogger(__name__)
+_queue: SimpleQueue[UUID] = SimpleQueue()
+_start = threading.Lock()
+_thread: threading.Thread | None = None
+
+
+def publish(calls: Iterable[UUID]) -> None:
+    """Tell that these calls were answered. Returns at once and never raises."""
+    global _thread
+    for call in calls:
+        _queue.put(call)
+    if _thread is None or not _thread.is_alive():
+        with _start:
+            if _thread is None or not _thread.is_alive():
+                _thread = threading.Thread(target=_send_for_ever, name="notices", daemon=True)
+                _thread.start()
+
+
+def _send_for_ever() -> None:
+    while True:
+        calls = {_queue.get()}
+        time.sleep(GATHER_SECONDS)
+        while len(calls) < AT_MOST:
+            try:
+                calls.add(_queue.get_nowait())
+            except Empty:
+                break
+        try:
+            with connection.cursor() as cursor:
+                # A notice needs no durability: without this it would wait for the disk like a commit.
+                cursor.execute("SET synchronous_commit = off")
+                cursor.execute("SELECT pg_notify(%s, %s)", [CHANNEL, ",".join(map(str, calls))])
+        except Exception:  # noqa: BLE001 - the database is away: waiters read again by themselves
+            logger.info("a notice was not sent", exc_info=True)
+            connection.close()
