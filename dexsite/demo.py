@@ -337,7 +337,8 @@ class Run:
         for waiting in [call for call in operator.waiting() if call["id"] in steps]:
             step = steps.pop(waiting["id"])
             verb = {"approve": "approves", "reject": "rejects"}[step.decision]
-            self.say(f"The operator {verb} {_words(waiting)}: {step.reason}")
+            shown = _words(waiting["tool"], waiting["arguments"])
+            self.say(f"The operator {verb} {shown}: {step.reason}")
             operator.decide(waiting, step.decision, step.reason)
         if steps:
             raise DemoError(f"not in the operator's queue: {', '.join(step.name for step in steps.values())}")
@@ -350,10 +351,10 @@ class Run:
         while call["status"] in UNFINISHED - {"awaiting_approval"} and time.monotonic() < until:
             call = self.agent.read(call, wait=5)
         self.calls[step.name] = call
+        self.say(f"    {_words(step.tool, step.arguments)}")
         if call["status"] in UNFINISHED:
-            self.say(f"    {_words(call)}\n    waits: {call['status']}")
+            self.say(f"    waits: {call['status']}")
         else:
-            self.say(f"    {_words(call)}")
             self._tell(step)
 
     def _tell(self, step: Step) -> None:
@@ -362,7 +363,7 @@ class Run:
             return
         self.told.add(step.name)
         if step.decision:
-            self.say(f"The agent reads the outcome of {_words(call)}:")
+            self.say(f"The agent reads the outcome of {_words(step.tool, step.arguments)}:")
         replayed = ", replayed: the tool did not run" if call["replayed"] else ""
         self.say(f"    {call['status']} / {call['code']}{replayed}")
         for line in _details(call):
@@ -418,13 +419,8 @@ class Run:
         return f"{_aligned(rows)}\n\nBy the order service's own count:\n\n{_aligned(counted)}"
 
 
-def _words(call: Call) -> str:
-    arguments = call["arguments"]
-    if isinstance(arguments, dict):
-        inside = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
-    else:
-        inside = str(arguments)
-    return f"{call['tool']}({inside})"
+def _words(tool: str, arguments: dict[str, Any]) -> str:
+    return f"{tool}({', '.join(f'{name}={value!r}' for name, value in arguments.items())})"
 
 
 def _details(call: Call) -> Iterator[str]:

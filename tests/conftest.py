@@ -1,13 +1,16 @@
 """Fixtures for every test: a real PostgreSQL, the given one or the embedded one."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from celery import current_app
 from django.conf import settings
-from django.db import connection
+from django.db import connection, connections
 
 from dexsite.embedded import server_of
 from dexsite.environment import conninfo
+from tests import worlds
 
 
 @pytest.fixture(scope="session")
@@ -31,3 +34,22 @@ def django_db_modify_db_settings(
 def database_url(django_db_setup: None) -> str:
     """This will be the test database's connection string: DATABASE_URL for processes that a test starts."""
     return conninfo(connection.settings_dict)
+
+
+@pytest.fixture
+def database(database_url: str, django_db_blocker: Any) -> Iterator[None]:
+    """Give committed access to the database, as threads and processes need; afterwards the tables are emptied."""
+    # Bells go to the test database too; the settings name the one it was made beside.
+    current_app.conf.broker_transport_options["conn_string"] = database_url
+    with django_db_blocker.unblock():
+        yield
+        worlds.sweep_away()
+        connections.close_all()
+
+
+@pytest.fixture
+def world(database: None) -> Iterator[worlds.World]:
+    """Give a team with an agent, two people and an open session."""
+    made = worlds.a_world()
+    yield made
+    made.close()

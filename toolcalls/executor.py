@@ -55,6 +55,7 @@ class Runner:
         self.worker: UUID | None = None
         self.lease = Lease(settings.WORKER_SILENT_AFTER)
         self.stopping = threading.Event()
+        self._closed = threading.Event()
         self._slots = slots
         self._idle = slots
         self._running: set[UUID] = set()
@@ -71,6 +72,12 @@ class Runner:
                 threading.Thread(target=self._beat_for_ever, name="heartbeat", daemon=True).start()
             assert self.worker is not None
             return self.worker
+
+    def close(self) -> None:
+        """Stop claiming, let what runs be recorded, and end the heartbeat."""
+        self.stopping.set()
+        self._pool.shutdown(wait=True)
+        self._closed.set()
 
     def drain(self, *, retryable: bool, seconds: float = SLICE_SECONDS) -> None:
         """Claim and run what is due of a kind until nothing is, or the slice is over; then ring on if anything is left.
@@ -213,8 +220,7 @@ class Runner:
         self.lease.renew(since)
 
     def _beat_for_ever(self) -> None:
-        while True:
-            time.sleep(settings.HEARTBEAT_EVERY)
+        while not self._closed.wait(settings.HEARTBEAT_EVERY):
             since = time.monotonic()
             try:
                 assert self.worker is not None

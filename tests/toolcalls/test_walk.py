@@ -1,0 +1,37 @@
+"""One call walks through every room."""
+
+from toolcalls.effects import Effect
+from toolcalls.journal import Head, seal_waiting, verify
+from tests.worlds import World, a_tool
+
+
+def test_a_read_runs_at_once_and_its_journal_tells_of_it(world: World) -> None:
+    with a_tool(effect=Effect.READ) as tool:
+        call = world.propose(tool, {"name": "a", "amount": 3})
+        assert call.status == "approved"
+        world.run()
+    call = world.now(call)
+    assert (call.status, call.code, call.result) == ("succeeded", "OK", '{"name":"a","amount":3}')
+    assert world.moves(call) == ["proposed", "approved", "executing", "succeeded"]
+
+
+def test_an_unclassified_tool_waits_and_runs_once_approved(world: World) -> None:
+    with a_tool() as tool:
+        call = world.propose(tool, {"amount": 3})
+        world.run()
+        assert world.now(call).status == "awaiting_approval"
+        world.approve(call)
+        world.run()
+    assert world.moves(call) == ["proposed", "awaiting_approval", "approved", "executing", "succeeded"]
+
+
+def test_every_line_is_sealed_and_the_chains_hold(world: World) -> None:
+    with a_tool(effect=Effect.READ) as tool:
+        for _ in range(3):
+            world.propose(tool)
+        world.run()
+    while seal_waiting(chains=100):
+        pass
+    heads = list(verify())
+    assert all(isinstance(head, Head) for head in heads), heads
+    assert sum(head.number for head in heads) > 15
