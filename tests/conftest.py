@@ -7,6 +7,7 @@ import pytest
 from celery import current_app
 from django.conf import settings
 from django.db import connection, connections
+from django.test.utils import setup_databases, teardown_databases
 
 from dexsite.embedded import server_of
 from dexsite.environment import conninfo
@@ -24,10 +25,13 @@ def postgresql() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def django_db_modify_db_settings(
-    postgresql: None, django_db_modify_db_settings_parallel_suffix: None
-) -> None:
-    """pytest-django's hook before the test database is made: by then there is a server."""
+def django_db_setup(django_test_environment: None, django_db_blocker: Any, postgresql: None) -> Iterator[None]:
+    """Make the test database for whoever asks; pytest-django's own makes none for fixtures that it does not know."""
+    with django_db_blocker.unblock():
+        made = setup_databases(verbosity=0, interactive=False, aliases={"default"})
+    yield
+    with django_db_blocker.unblock():
+        teardown_databases(made, verbosity=0)
 
 
 @pytest.fixture(scope="session")
