@@ -9,6 +9,7 @@ from django.conf import settings
 from django.core.management import call_command
 from django.db import DatabaseError, connection
 from django.db.migrations.executor import MigrationExecutor
+from kombu.exceptions import OperationalError
 
 from dexsite.celery import app
 
@@ -72,7 +73,7 @@ def require_broker() -> None:
     with app.connection_for_write() as broker:
         try:
             broker.ensure_connection(max_retries=1, interval_start=0, timeout=1)
-        except (OSError, *broker.recoverable_connection_errors) as error:
+        except (OSError, OperationalError, *broker.recoverable_connection_errors) as error:
             if settings.RINGS_IN_TRANSACTION:
                 remedy = "see whether the database is up and manage.py migrate has run"
             else:

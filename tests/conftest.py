@@ -12,6 +12,7 @@ from django.test.utils import setup_databases, teardown_databases
 from dexsite.embedded import server_of
 from dexsite.environment import conninfo
 from tests import worlds
+from toolcalls import notices
 
 
 @pytest.fixture(scope="session")
@@ -57,3 +58,4 @@ def world(database: None) -> Iterator[worlds.World]:
     made = worlds.a_world()
     yield made
     made.close()
+    notices.stop()

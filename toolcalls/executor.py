@@ -56,6 +56,7 @@ class Runner:
         self.lease = Lease(settings.WORKER_SILENT_AFTER)
         self.stopping = threading.Event()
         self._closed = threading.Event()
+        self._heartbeat: threading.Thread | None = None
         self._slots = slots
         self._idle = slots
         self._running: set[UUID] = set()
@@ -69,15 +70,21 @@ class Runner:
         with self._start:
             if self.worker is None:
                 self._register()
-                threading.Thread(target=self._beat_for_ever, name="heartbeat", daemon=True).start()
+                self._heartbeat = threading.Thread(target=self._beat_for_ever, name="heartbeat", daemon=True)
+                self._heartbeat.start()
             assert self.worker is not None
             return self.worker
 
     def close(self) -> None:
-        """Stop claiming, let what runs be recorded, and end the heartbeat."""
+        """Stop claiming, let what runs be recorded, end the heartbeat, and close every thread's connection."""
         self.stopping.set()
+        together = threading.Barrier(self._slots)
+        for _ in range(self._slots):
+            self._pool.submit(_close_connection, together)
         self._pool.shutdown(wait=True)
         self._closed.set()
+        if self._heartbeat is not None:
+            self._heartbeat.join()
 
     def drain(self, *, retryable: bool, seconds: float = SLICE_SECONDS) -> None:
         """Claim and run what is due of a kind until nothing is, or the slice is over; then ring on if anything is left.
@@ -232,6 +239,12 @@ class Runner:
             except Exception as error:  # noqa: BLE001 - the lease runs out by itself while the database is away
                 logger.warning("a heartbeat failed", extra={"error": type(error).__name__})
                 connection.close()
+        connection.close()
+
+
+def _close_connection(together: threading.Barrier) -> None:
+    together.wait()  # so that each thread of the pool gets one of these
+    connection.close()
 
 
 def _enter(claimed: Claimed, *, worker: UUID) -> datetime | None:

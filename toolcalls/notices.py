@@ -17,7 +17,7 @@ GATHER_SECONDS = 0.001
 AT_MOST = 200  # a payload holds 8,000 bytes
 
 logger = logging.getLogger(__name__)
-_queue: SimpleQueue[UUID] = SimpleQueue()
+_queue: SimpleQueue[UUID | None] = SimpleQueue()
 _start = threading.Lock()
 _thread: threading.Thread | None = None
 
@@ -34,15 +34,26 @@ def publish(calls: Iterable[UUID]) -> None:
                 _thread.start()
 
 
+def stop() -> None:
+    """End the sending thread and close its connection, once what is queued was sent."""
+    if _thread is not None:
+        _queue.put(None)
+        _thread.join()
+
+
 def _send_for_ever() -> None:
-    while True:
-        calls = {_queue.get()}
+    while (first := _queue.get()) is not None:
+        calls = {first}
         time.sleep(GATHER_SECONDS)
         while len(calls) < AT_MOST:
             try:
-                calls.add(_queue.get_nowait())
+                call = _queue.get_nowait()
             except Empty:
                 break
+            if call is None:
+                _queue.put(None)
+                break
+            calls.add(call)
         try:
             with connection.cursor() as cursor:
                 # A notice needs no durability: without this it would wait for the disk like a commit.
@@ -51,3 +62,4 @@ def _send_for_ever() -> None:
         except Exception:  # noqa: BLE001 - the database is away: waiters read again by themselves
             logger.info("a notice was not sent", exc_info=True)
             connection.close()
+    connection.close()

@@ -53,12 +53,13 @@ def environment(**variables: object) -> dict[str, str]:
 def serve(*arguments: str, **variables: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "manage.py", "serve", *arguments],
-        cwd=settings.BASE_DIR, env=environment(**variables), capture_output=True, text=True, timeout=90, check=False,
+        cwd=settings.BASE_DIR, env=environment(**variables),
+        capture_output=True, text=True, timeout=90, check=False,
     )  # fmt: skip
 
 
 def processes_of(data_dir: Path) -> list[str]:
-    """Every process that was started for this data directory: its environment or its command line names it."""
+    """Every process of this data directory: its environment or its command line names it."""
     found = []
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
@@ -79,8 +80,9 @@ def served(data_dir: Path, port: int, tmp_path: Path) -> Iterator["subprocess.Po
             cwd=settings.BASE_DIR, env=environment(DEXSITE_DATA_DIR=data_dir, PORT=port),
             stdout=output, stderr=subprocess.STDOUT,
         )  # fmt: skip
-        ready = within(90, lambda: b"dexsite: serving at" in (tmp_path / "output").read_bytes())
-        assert ready, (tmp_path / "output").read_text()
+        said = (tmp_path / "output").read_bytes
+        within(90, lambda: b"dexsite: serving at" in said() or process.poll() is not None)
+        assert b"dexsite: serving at" in said(), said().decode()
         yield process
         process.kill()
         process.wait()

@@ -33,6 +33,8 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         chosen = [role for role in ROLES if options[role]]
         try:
+            if not chosen or "web" in chosen:
+                readiness.require_free_port(settings.PORT)
             readiness.require_database()
             if not chosen:
                 readiness.migrate()
@@ -49,8 +51,6 @@ class Command(BaseCommand):
 
 def serve(*roles: str) -> None:
     """This will run the roles as programs under one supervisor until a signal ends them."""
-    if "web" in roles:
-        readiness.require_free_port(settings.PORT)
     connections.close_all()
     with Supervisor(watch=keep_embedded_server) as supervisor:
         supervisor.start(*(program(role) for role in roles))
@@ -94,7 +94,6 @@ def run_role(role: str) -> None:
 
 def run_web() -> None:
     """This will be uvicorn on PORT, in this process, until a signal ends it."""
-    readiness.require_free_port(settings.PORT)
     config = uvicorn.Config(
         "dexsite.asgi:application",
         log_config=None,
