@@ -128,6 +128,8 @@ INSTALLED_APPS = [
     "dexsite.orders",
     "dexsite",
 ]
+# Where a customer's own apps sit: each app's tools.py is found at the start.
+INSTALLED_APPS += env.words("TOOL_APPS")
 
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+import kombu.pools
 import pytest
 from celery import current_app
 from django.conf import settings
@@ -31,6 +32,7 @@ def django_db_setup(django_test_environment: None, django_db_blocker: Any, postg
     with django_db_blocker.unblock():
         made = setup_databases(verbosity=0, interactive=False, aliases={"default"})
     yield
+    kombu.pools.reset()  # the broker's connections are to the test database
     with django_db_blocker.unblock():
         teardown_databases(made, verbosity=0)
 
@@ -50,6 +52,12 @@ def database(database_url: str, django_db_blocker: Any) -> Iterator[None]:
         yield
         worlds.sweep_away()
         connections.close_all()
+
+
+@pytest.fixture(autouse=True)
+def quick_passwords(settings: Any) -> None:
+    """Hash passwords the quick way: each world has two people."""
+    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
 
 @pytest.fixture
