@@ -92,6 +92,19 @@ class OperatorView(APIView):
     def channel(self) -> str:
         return Decision.Channel.TOKEN if isinstance(self.request.auth, UserToken) else Decision.Channel.REST
 
+    def decided(self, call_id: UUID, decision: str) -> Response:
+        asked = bodies.read(self.request, Answering)
+        with translated():
+            call = desk.decide(
+                call_id,
+                self.user,
+                decision=decision,
+                arguments_hash=asked.arguments_hash,
+                reason=asked.reason,
+                channel=self.channel,
+            )
+        return self.shown(call)
+
     def shown(self, call: Call) -> Response:
         return Response(render.call(views.one_call(desk.visible(self.user), pk=call.pk)))
 
@@ -111,7 +124,9 @@ def translated() -> Iterator[None]:
         raise Problem(422, error.refusal.code, error.refusal.message) from None
 
 
-def page_of(request: Request, calls: Any, key: Callable[[Call], tuple[str, ...]], after: Callable[[list[str]], Q], *, parts: int) -> Response:
+def page_of(
+    request: Request, calls: Any, key: Callable[[Call], tuple[str, ...]], after: Callable[[list[str]], Q], *, parts: int
+) -> Response:
     """Answer with a page of calls in their order, and the cursor of the next."""
     size, cursor = pages.size(request), pages.read(request, parts=parts)
     found = views.filtered(request, calls)
@@ -149,29 +164,18 @@ def waiting(user: AbstractBaseUser) -> Any:
 DECIDED: dict[int, Any] = {200: bodies.CallAnswer, **views.problems(403, 404, 409)}
 
 
-class Decide(OperatorView):
-    """Approve or reject one call."""
-
-    decision = ""
-
+class Approve(OperatorView):
+    @extend_schema(request=Answering, responses=DECIDED, operation_id="approve")
     def post(self, request: Request, call_id: UUID) -> Response:
-        asked = bodies.read(request, Answering)
-        with translated():
-            call = desk.decide(
-                call_id, self.user, decision=self.decision, arguments_hash=asked.arguments_hash, reason=asked.reason,
-                channel=self.channel,
-            )  # fmt: skip
-        return self.shown(call)
+        """Approve one waiting call; it runs once enough people did."""
+        return self.decided(call_id, "approve")
 
 
-@extend_schema(request=Answering, responses=DECIDED, operation_id="approve")
-class Approve(Decide):
-    decision = "approve"
-
-
-@extend_schema(request=Answering, responses=DECIDED, operation_id="reject")
-class Reject(Decide):
-    decision = "reject"
+class Reject(OperatorView):
+    @extend_schema(request=Answering, responses=DECIDED, operation_id="reject")
+    def post(self, request: Request, call_id: UUID) -> Response:
+        """Reject one waiting call; the reason reaches the agent."""
+        return self.decided(call_id, "reject")
 
 
 class Amend(OperatorView):
@@ -181,9 +185,13 @@ class Amend(OperatorView):
         asked = bodies.read(request, Amending)
         with translated():
             call = desk.amend(
-                call_id, self.user, arguments_hash=asked.arguments_hash, arguments=asked.arguments, reason=asked.reason,
+                call_id,
+                self.user,
+                arguments_hash=asked.arguments_hash,
+                arguments=asked.arguments,
+                reason=asked.reason,
                 channel=self.channel,
-            )  # fmt: skip
+            )
         return self.shown(call)
 
 
@@ -194,19 +202,28 @@ class DecideSeveral(OperatorView):
         asked = bodies.read(request, Deciding)
         wanted = [desk.Wanted(each.id, each.decision, each.arguments_hash, each.reason) for each in asked.decisions]
         answers = desk.decide_several(wanted, self.user, channel=self.channel)
-        return Response({
-            "decisions": [
-                {"id": str(each.call), "ok": not each.code, "code": each.code or "OK", "detail": each.message} for each in answers
-            ]
-        })  # fmt: skip
+        return Response(
+            {
+                "decisions": [
+                    {"id": str(each.call), "ok": not each.code, "code": each.code or "OK", "detail": each.message}
+                    for each in answers
+                ]
+            }
+        )
 
 
 class UnknownOutcomes(OperatorView):
-    @extend_schema(responses={200: bodies.CallPage, **views.problems(403)}, operation_id="unknown_outcomes", filters=True)
+    @extend_schema(
+        responses={200: bodies.CallPage, **views.problems(403)}, operation_id="unknown_outcomes", filters=True
+    )
     def get(self, request: Request) -> Response:
         """List the calls of your teams whose outcome is unknown, the oldest first."""
         return page_of(
-            request, unknown(self.user), lambda call: (str(call.pk),), lambda cursor: Q(pk__gt=views.as_id(cursor[0])), parts=1
+            request,
+            unknown(self.user),
+            lambda call: (str(call.pk),),
+            lambda cursor: Q(pk__gt=views.as_id(cursor[0])),
+            parts=1,
         )
 
 
@@ -222,7 +239,12 @@ class Settle(OperatorView):
         asked = bodies.read(request, Settling)
         with translated():
             call = desk.settle(
-                call_id, self.user, verdict=asked.verdict, evidence=asked.evidence, result=asked.result, channel=self.channel
+                call_id,
+                self.user,
+                verdict=asked.verdict,
+                evidence=asked.evidence,
+                result=asked.result,
+                channel=self.channel,
             )
         return self.shown(call)
 

@@ -5,7 +5,6 @@ decision names one call and the hash of the arguments that the person saw; the d
 locked, says whether it came in time.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -82,7 +81,7 @@ def _why_not_approve(call: Call, user: AbstractBaseUser) -> str:
     asked = call.agent.owner_id == user.pk or call.session.on_behalf_of == user.get_username()
     if asked and not frozen.requester_may_approve:
         return "You are the one this call is made for; somebody else must approve it."
-    if frozen.group and not user.groups.filter(name=frozen.group).exists():  # type: ignore[attr-defined]
+    if frozen.group and not user.groups.filter(name=frozen.group).exists():
         return f"Only members of {frozen.group} may approve this."
     return ""
 
@@ -124,30 +123,48 @@ def decide(
     with transaction.atomic():
         row = _lock(call, user)
         at = lifecycle.clock()
-        earlier = row.decisions.filter(user_id=user.pk).first()  # type: ignore[attr-defined]
+        earlier = row.decisions.filter(user_id=user.pk).first()
         if earlier is not None and earlier.decision == verdict and arguments_hash == masking.shown_hash(row):
             return row
-        conflict = _why_too_late(row, user, at=at, earlier=earlier)
+        conflict = _why_too_late(row, at=at, earlier=earlier)
         if conflict is None:
             _insist(row, user, verdict)
             conflict = _why_stale(row, arguments_hash, approves=verdict == APPROVE)
         if conflict is None:
             made = Decision.objects.create(
-                call=row, user_id=user.pk, decision=verdict, reason=reason, arguments_hash=row.arguments_hash, channel=channel, at=at
+                call=row,
+                user_id=user.pk,
+                decision=verdict,
+                reason=reason,
+                arguments_hash=row.arguments_hash,
+                channel=channel,
+                at=at,
             )
             _carry_out(row, made, by=actor(user), at=at)
         else:
-            lifecycle.note(row, "decision.refused", by=actor(user), code=conflict.code,
-                           detail={"decision": verdict, "reason": reason})  # fmt: skip
+            lifecycle.note(
+                row,
+                "decision.refused",
+                by=actor(user),
+                code=conflict.code,
+                detail={"decision": verdict, "reason": reason},
+            )
     if conflict is not None:
         raise conflict
     return row
 
 
 def _carry_out(call: Call, made: Decision, *, by: str, at: datetime) -> None:
-    detail = {"decision": made.decision, "reason": made.reason, "arguments_hash": made.arguments_hash, "channel": made.channel}
+    detail = {
+        "decision": made.decision,
+        "reason": made.reason,
+        "arguments_hash": made.arguments_hash,
+        "channel": made.channel,
+    }
     if made.decision == REJECT:
-        message = f"A person rejected this call{f': {made.reason}' if made.reason else '.'} Do not retry or work around it."
+        message = (
+            f"A person rejected this call{f': {made.reason}' if made.reason else '.'} Do not retry or work around it."
+        )
         lifecycle.reject(call, by=by, at=at, code="APPROVAL_REJECTED", message=message, detail=detail)
     elif len(_standing_approvals(call)) >= call.approvers_needed:
         lifecycle.approve(call, by=by, at=at, detail=detail)
@@ -161,7 +178,7 @@ def _standing_approvals(call: Call) -> list[Decision]:
     return [each for each in approvals if any(a.name == "approve" and not a.refused for a in actions(call, each.user))]
 
 
-def _why_too_late(call: Call, user: AbstractBaseUser, *, at: datetime, earlier: Decision | None) -> Conflict | None:
+def _why_too_late(call: Call, *, at: datetime, earlier: Decision | None) -> Conflict | None:
     if call.status == Status.AWAITING_APPROVAL:
         if call.deadline is not None and at > call.deadline:
             lifecycle.expire(call, at=at)
@@ -210,8 +227,8 @@ def amend(
     with transaction.atomic():
         row = _lock(call, user, session_too=True)
         at = lifecycle.clock()
-        earlier = row.decisions.filter(user_id=user.pk).first()  # type: ignore[attr-defined]
-        conflict = _why_too_late(row, user, at=at, earlier=earlier)
+        earlier = row.decisions.filter(user_id=user.pk).first()
+        conflict = _why_too_late(row, at=at, earlier=earlier)
         if conflict is None:
             _insist(row, user, "amend")
             conflict = _why_stale(row, arguments_hash, approves=True)
@@ -221,7 +238,13 @@ def amend(
             detail = {"reason": reason, "amended_to": str(new.pk)}
             lifecycle.reject(row, by=actor(user), at=at, code="AMENDED", message=message, detail=detail)
             made = Decision.objects.create(
-                call=new, user_id=user.pk, decision=APPROVE, reason=reason, arguments_hash=new.arguments_hash, channel=channel, at=at
+                call=new,
+                user_id=user.pk,
+                decision=APPROVE,
+                reason=reason,
+                arguments_hash=new.arguments_hash,
+                channel=channel,
+                at=at,
             )
             _carry_out(new, made, by=actor(user), at=at)
     if conflict is not None:
@@ -265,7 +288,12 @@ def decide_several(wanted: Sequence[Wanted], user: AbstractBaseUser, *, channel:
 def _answer(each: Wanted, user: AbstractBaseUser, *, channel: str) -> Answer:
     try:
         decide(
-            each.call, user, decision=each.decision, arguments_hash=each.arguments_hash, reason=each.reason, channel=channel
+            each.call,
+            user,
+            decision=each.decision,
+            arguments_hash=each.arguments_hash,
+            reason=each.reason,
+            channel=channel,
         )
     except NotVisible:
         return Answer(each.call, "NOT_FOUND", "There is nothing here that you may see.")
@@ -296,7 +324,9 @@ def settle(
             lifecycle.settle(row, took_effect=took_effect, by=actor(user), at=at, detail=detail, result=text)
 
     text = canonical_text(result) if result is not None else None
-    return _reconcile(call, user, chosen, evidence=evidence, result=text, channel=channel, action="settle", carry_out=carry_out)
+    return _reconcile(
+        call, user, chosen, evidence=evidence, result=text, channel=channel, action="settle", carry_out=carry_out
+    )
 
 
 def run_again(call: UUID, user: AbstractBaseUser, *, evidence: str, channel: str) -> Call:
@@ -305,17 +335,28 @@ def run_again(call: UUID, user: AbstractBaseUser, *, evidence: str, channel: str
     def carry_out(row: Call, at: datetime, detail: dict[str, Any]) -> None:
         found = tools.find(row.tool)
         if found is None or found.version != row.tool_version:
-            raise Conflict("TOOL_CHANGED", f"The call was made for {row.tool} {row.tool_version}, which this is no more.")
+            raise Conflict(
+                "TOOL_CHANGED", f"The call was made for {row.tool} {row.tool_version}, which this is no more."
+            )
         lifecycle.run_again(row, by=actor(user), at=at, detail=detail)
 
     chosen = Reconciliation.Verdict.RUN_AGAIN
-    return _reconcile(call, user, chosen, evidence=evidence, result=None, channel=channel, action="run_again", carry_out=carry_out)
+    return _reconcile(
+        call, user, chosen, evidence=evidence, result=None, channel=channel, action="run_again", carry_out=carry_out
+    )
 
 
 def _reconcile(
-    call: UUID, user: AbstractBaseUser, verdict: Reconciliation.Verdict, *, evidence: str, result: str | None, channel: str,
-    action: str, carry_out: Callable[[Call, datetime, dict[str, Any]], None],
-) -> Call:  # fmt: skip
+    call: UUID,
+    user: AbstractBaseUser,
+    verdict: Reconciliation.Verdict,
+    *,
+    evidence: str,
+    result: str | None,
+    channel: str,
+    action: str,
+    carry_out: Callable[[Call, datetime, dict[str, Any]], None],
+) -> Call:
     with transaction.atomic():
         row = _lock(call, user)
         at = lifecycle.clock()
@@ -336,5 +377,3 @@ def _reconcile(
 def teams_of(user: AbstractBaseUser) -> list[Membership]:
     """List the teams that this person is a member of."""
     return list(Membership.objects.filter(user_id=user.pk).select_related("team").order_by("team__name"))
-
-

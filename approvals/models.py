@@ -17,7 +17,7 @@ class Decision(models.Model):
     class Channel(models.TextChoices):
         DESK = "desk"
         REST = "rest"
-        TOKEN = "token"
+        TOKEN = "token"  # noqa: S105 - a channel, not a secret
 
     call = models.ForeignKey(Call, on_delete=models.PROTECT, related_name="decisions")
     user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="+")

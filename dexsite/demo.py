@@ -172,9 +172,7 @@ class Story:
 def _checked(response: httpx.Response) -> Any:
     if not response.is_success:
         request = response.request
-        raise DemoError(
-            f"{request.method} {request.url.path} answered {response.status_code}: {response.text[:500]}"
-        )
+        raise DemoError(f"{request.method} {request.url.path} answered {response.status_code}: {response.text[:500]}")
     return response.json()
 
 
@@ -191,11 +189,7 @@ class Shop:
 
     def lose_one_answer(self, order_id: str) -> None:
         """This will make it lose the answer of the next refund of an order, after committing it."""
-        _checked(
-            self._http.post(
-                "/switches", json={"path": "refunds", "behaviour": "lose_answer", "order": order_id}
-            )
-        )
+        _checked(self._http.post("/switches", json={"path": "refunds", "behaviour": "lose_answer", "order": order_id}))
 
     def effects(self, order_id: str) -> Effects:
         """This will count what it did to an order, and how often it was asked for a refund of it."""
@@ -218,9 +212,7 @@ class Agent:
 
     def __init__(self, url: str, key: str, *, session: str) -> None:
         self.url, self.session = url, session
-        self._http = httpx.Client(
-            base_url=url, trust_env=False, timeout=30, headers={"Authorization": f"Bearer {key}"}
-        )
+        self._http = httpx.Client(base_url=url, trust_env=False, timeout=30, headers={"Authorization": f"Bearer {key}"})
 
     def open(self) -> None:
         """This will open the session, with budgets a person would give such a task."""
@@ -239,9 +231,7 @@ class Agent:
 
     def read(self, call: Call, *, wait: int = 0) -> Call:
         """This will read a call again; with ``wait``, up to so many seconds for its end."""
-        read: Call = _checked(
-            self._http.get(f"/api/v1/calls/{call['id']}", params={"wait": wait} if wait else {})
-        )
+        read: Call = _checked(self._http.get(f"/api/v1/calls/{call['id']}", params={"wait": wait} if wait else {}))
         return read
 
     def acknowledge(self, call: Call) -> None:
@@ -405,9 +395,7 @@ class Run:
             code = f"{call['code']} (replayed)" if call["replayed"] else call["code"]
             attempts = str(len(call["attempts"]))
             rows.append((step.name, step.tool, call["status"], code, attempts, "yes" if as_told else "NO"))
-        counted: list[tuple[str, ...]] = [
-            ("order", "refund requests", "refunds made", "cancellations", "as expected")
-        ]
+        counted: list[tuple[str, ...]] = [("order", "refund requests", "refunds made", "cancellations", "as expected")]
         for expected in self.story.effects:
             effects = self.shop.effects(expected.order_id)
             made = ", ".join(f"{cents} cents" for cents in effects.refunds) or "none"
@@ -436,9 +424,7 @@ def _details(call: Call) -> Iterator[str]:
 
 def _aligned(rows: Sequence[tuple[str, ...]]) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     lines.insert(1, "  ".join("-" * width for width in widths).rstrip())
     return "\n".join(lines)
 

@@ -89,9 +89,7 @@ class EmbeddedServer:
                 if not self.running():
                     self._start_guardian()
         except PermissionError as error:
-            raise EmbeddedServerError(
-                f"The embedded server's directory belongs to another user: {error}"
-            ) from error
+            raise EmbeddedServerError(f"The embedded server's directory belongs to another user: {error}") from error
         return self
 
     def stop(self) -> None:
@@ -127,9 +125,7 @@ class EmbeddedServer:
         deadline = time.monotonic() + START_WITHIN
         while not self.running():
             if self._guardian.poll() is not None or time.monotonic() > deadline:
-                raise EmbeddedServerError(
-                    f"The embedded PostgreSQL did not start: {_last_words(self.home / 'log')}"
-                )
+                raise EmbeddedServerError(f"The embedded PostgreSQL did not start: {_last_words(self.home / 'log')}")
             time.sleep(0.02)
 
     def __enter__(self) -> Self:
@@ -250,9 +246,7 @@ def _lesser_account() -> pwd.struct_passwd:
     for name in ("dexsite", "postgres", "nobody"):
         with contextlib.suppress(KeyError):
             return pwd.getpwnam(name)
-    raise EmbeddedServerError(
-        "PostgreSQL does not run as root, and there is no user dexsite, postgres or nobody"
-    )
+    raise EmbeddedServerError("PostgreSQL does not run as root, and there is no user dexsite, postgres or nobody")
 
 
 PR_SET_PDEATHSIG, PR_SET_KEEPCAPS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE = 1, 8, 47, 2
@@ -343,14 +337,10 @@ def _ensure_data(data: Path, programs: Path, *, account: Account, become: Callab
         )
     if data.stat().st_uid != account.uid:
         owner = data.stat().st_uid
-        raise EmbeddedServerError(
-            f"{data} belongs to user {owner}, and the server would run as {account.uid}"
-        )
+        raise EmbeddedServerError(f"{data} belongs to user {owner}, and the server would run as {account.uid}")
 
 
-def _start(
-    data: Path, sockets: Path, programs: Path, *, become: Callable[[], None]
-) -> subprocess.Popen[bytes]:
+def _start(data: Path, sockets: Path, programs: Path, *, become: Callable[[], None]) -> subprocess.Popen[bytes]:
     settings = SERVER_SETTINGS | {"unix_socket_directories": str(sockets)}
     options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
     deadline = time.monotonic() + START_WITHIN
@@ -434,9 +424,7 @@ def _is_server_of(pid: int, data: Path) -> bool:
         except OSError:
             return False
         return os.fsencode(data) in words
-    listing = subprocess.run(
-        ["/bin/ps", "-p", str(pid), "-o", "command="], check=False, capture_output=True, text=True
-    )
+    listing = subprocess.run(["/bin/ps", "-p", str(pid), "-o", "command="], check=False, capture_output=True, text=True)
     return str(data) in listing.stdout
 
 

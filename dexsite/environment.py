@@ -55,9 +55,7 @@ class Environment:
         except ValueError:
             seconds = math.nan
         if not least <= seconds <= most:
-            raise ImproperlyConfigured(
-                f"{name} must be a number of seconds from {least:g} to {most:g}, not {value!r}"
-            )
+            raise ImproperlyConfigured(f"{name} must be a number of seconds from {least:g} to {most:g}, not {value!r}")
         return seconds
 
     def whole(self, name: str, default: int, *, least: int, most: int) -> int:
@@ -83,9 +81,7 @@ def secret_key(given: str, *, data_dir: Path | None, debug: bool) -> str:
         return _kept_secret(data_dir / "secret-key")
     if debug:
         return "django-insecure-for-debugging-only"
-    raise ImproperlyConfigured(
-        "SECRET_KEY is not set (or SECRET_KEY_FILE): give at least 32 random characters"
-    )
+    raise ImproperlyConfigured("SECRET_KEY is not set (or SECRET_KEY_FILE): give at least 32 random characters")
 
 
 def _kept_secret(path: Path) -> str:
@@ -99,9 +95,7 @@ def _kept_secret(path: Path) -> str:
             os.link(unfinished, path)
         Path(unfinished).unlink()
     if path.stat().st_mode & 0o077:
-        raise ImproperlyConfigured(
-            f"{path} can be read by others: chmod 600 it, or remove it to get a new one"
-        )
+        raise ImproperlyConfigured(f"{path} can be read by others: chmod 600 it, or remove it to get a new one")
     return path.read_text().strip()
 
 
@@ -125,11 +119,7 @@ def database(url: str, *, options: Mapping[str, str], application_name: str) -> 
     own = {
         "application_name": application_name,
         "connect_timeout": "5",
-        **{
-            name: value
-            for name, value in parts.items()
-            if name not in {"dbname", "user", "password", "host", "port"}
-        },
+        **{name: value for name, value in parts.items() if name not in {"dbname", "user", "password", "host", "port"}},
         "options": f"{settings} {parts.get('options', '')}".strip(),
     }
     return {

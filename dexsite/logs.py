@@ -41,12 +41,7 @@ class JsonLines(logging.Formatter):
 
 def _message(record: logging.LogRecord) -> str:
     # Celery words a failed task with the text of its exception.
-    if (
-        isinstance(record.args, dict)
-        and record.exc_info
-        and record.exc_info[0] is not None
-        and "exc" in record.args
-    ):
+    if isinstance(record.args, dict) and record.exc_info and record.exc_info[0] is not None and "exc" in record.args:
         return str(record.msg) % (record.args | {"exc": record.exc_info[0].__name__, "traceback": ""})
     return record.getMessage()
 

@@ -78,9 +78,7 @@ def require_broker() -> None:
                 remedy = "see whether the database is up and manage.py migrate has run"
             else:
                 remedy = "start it, or unset CELERY_BROKER_URL to use PostgreSQL itself"
-            raise NotReadyError(
-                f"The broker does not answer at {broker.as_uri()} ({error}): {remedy}."
-            ) from error
+            raise NotReadyError(f"The broker does not answer at {broker.as_uri()} ({error}): {remedy}.") from error
 
 
 def require_migrations() -> None:

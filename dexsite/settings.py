@@ -87,8 +87,7 @@ CELERY_ACCEPT_CONTENT = ["json"]
 CELERY_TASK_SERIALIZER = "json"
 CELERY_TASK_DEFAULT_QUEUE = "call_tool"
 CELERY_TASK_QUEUES = [
-    Queue(name, Exchange(name, type="direct"), routing_key=name)
-    for name in ("call_tool", "call_single_attempt_tool")
+    Queue(name, Exchange(name, type="direct"), routing_key=name) for name in ("call_tool", "call_single_attempt_tool")
 ]
 CELERY_TASK_ROUTES = {
     "toolcalls.call_tool": {"queue": "call_tool"},

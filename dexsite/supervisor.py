@@ -82,9 +82,7 @@ class _Child:
             preexec_fn=end_with_the_supervisor,  # noqa: PLW1509 - no locks are taken in it
         )
         if self._echo and self.process.stdout:
-            reader = threading.Thread(
-                target=self._pass_on, args=(self.process.stdout, self._echo), daemon=True
-            )
+            reader = threading.Thread(target=self._pass_on, args=(self.process.stdout, self._echo), daemon=True)
             reader.start()
 
     def _pass_on(self, stream: IO[str], echo: Echo) -> None:
@@ -150,9 +148,7 @@ class Supervisor:
             for program in programs:
                 child = self._children[program.name]
                 if not child.alive():
-                    raise ProgramFailedError(
-                        f"{program.name} ended at its start with {child.process.returncode}"
-                    )
+                    raise ProgramFailedError(f"{program.name} ended at its start with {child.process.returncode}")
             unready = [program for program in unready if program.ready and not program.ready()]
             if not unready:
                 return
@@ -184,9 +180,7 @@ class Supervisor:
             child.failures += 1
             child.due = now + delay
             child.signal_group(signal.SIGKILL)
-            self._say(
-                f"{child.program.name} ended with {child.process.returncode}; it starts again in {delay:g} s"
-            )
+            self._say(f"{child.program.name} ended with {child.process.returncode}; it starts again in {delay:g} s")
         elif now >= child.due:
             child.due = 0.0
             child.start()

@@ -85,9 +85,7 @@ class Gateway:
     def refund(self, order_id: str, amount_cents: Any, currency: Any = "BRL", *, key: str) -> httpx.Response:
         """Ask for a refund past the product."""
         body = {"amount_cents": amount_cents, "currency": currency}
-        return self.request(
-            "POST", f"/orders/{order_id}/refunds", json=body, headers={"Idempotency-Key": key}
-        )
+        return self.request("POST", f"/orders/{order_id}/refunds", json=body, headers={"Idempotency-Key": key})
 
     def effects(self, **filters: str) -> Any:
         """Counts and list of the effects; filters: kind, order, customer, key, limit."""
@@ -107,9 +105,7 @@ class Gateway:
         listed: list[dict[str, Any]] = self._told("GET", "/switches")["switches"]
         return listed
 
-    def add_order(
-        self, order_id: str, *, total_cents: int, currency: str = "BRL", customer_id: str = "CUS-1"
-    ) -> None:
+    def add_order(self, order_id: str, *, total_cents: int, currency: str = "BRL", customer_id: str = "CUS-1") -> None:
         """Add an order."""
         order = {"order_id": order_id, "customer_id": customer_id}
         self._told("POST", "/orders", json={**order, "currency": currency, "total_cents": total_cents})

@@ -78,21 +78,35 @@ class World:
         return session
 
     def propose(
-        self, tool: Tool | str, arguments: object = None, *, call_id: str = "", turn: str = "turn-1", session: Session | None = None,
+        self,
+        tool: Tool | str,
+        arguments: object = None,
+        *,
+        call_id: str = "",
+        turn: str = "turn-1",
+        session: Session | None = None,
         operation_id: str = "",
-    ) -> Call:  # fmt: skip
+    ) -> Call:
         """Propose one call; gives the stored call. Raises AssertionError for a mismatch."""
         answer = self.answer(tool, arguments, call_id=call_id, turn=turn, session=session, operation_id=operation_id)
         assert isinstance(answer, Answered), answer
         return answer.call
 
     def answer(
-        self, tool: Tool | str, arguments: object = None, *, call_id: str = "", turn: str = "turn-1", session: Session | None = None,
+        self,
+        tool: Tool | str,
+        arguments: object = None,
+        *,
+        call_id: str = "",
+        turn: str = "turn-1",
+        session: Session | None = None,
         operation_id: str = "",
-    ) -> Answered | Mismatch:  # fmt: skip
+    ) -> Answered | Mismatch:
         """Propose one call; gives the answer as it is."""
         name = tool if isinstance(tool, str) else tool.name
-        proposal = Proposal(call_id or f"call-{next(self._ids)}", name, {} if arguments is None else arguments, operation_id)
+        proposal = Proposal(
+            call_id or f"call-{next(self._ids)}", name, {} if arguments is None else arguments, operation_id
+        )
         return intake.submit(self.agent, (session or self.session).session_id, turn, [proposal])[0]
 
     def approve(self, call: Call, *, by: User | None = None, reason: str = "") -> Call:
@@ -105,7 +119,9 @@ class World:
 
     def decide(self, call: Call, decision: str, *, by: User | None = None, reason: str = "", hash: str = "") -> Call:
         seen = hash or masking.shown_hash(call)
-        return desk.decide(call.pk, by or self.ana, decision=decision, arguments_hash=seen, reason=reason, channel="desk")
+        return desk.decide(
+            call.pk, by or self.ana, decision=decision, arguments_hash=seen, reason=reason, channel="desk"
+        )
 
     def run(self) -> None:
         """Let a real runner of this process execute whatever is due."""

@@ -140,18 +140,14 @@ def parse_arguments(received: object) -> dict[str, Any]:
                 raise Malformed("The arguments are fenced as Markdown code; send the bare JSON object.")
             value = parse(received)
             if isinstance(value, str):
-                raise Malformed(
-                    "The arguments are encoded twice: the string holds a string, not a JSON object."
-                )
+                raise Malformed("The arguments are encoded twice: the string holds a string, not a JSON object.")
             if not isinstance(value, dict):
                 raise Malformed(f"The arguments must be a JSON object; the string holds {_kind(value)}.")
             return value
         case dict():
             _check_size(canonical_text(received))
             return received
-    raise Malformed(
-        f"The arguments must be a JSON object, or a string that holds one, not {_kind(received)}."
-    )
+    raise Malformed(f"The arguments must be a JSON object, or a string that holds one, not {_kind(received)}.")
 
 
 def parse(text: str) -> Any:
@@ -224,9 +220,7 @@ def _exactly(value: str | Decimal) -> Decimal:
             return exact
     except (Inexact, InvalidOperation):
         pass  # more digits, or an exponent further out, than even this context holds
-    raise Malformed(
-        f"The number {_shown(str(value))} has more than {DIGITS:,} digits before or after the point."
-    )
+    raise Malformed(f"The number {_shown(str(value))} has more than {DIGITS:,} digits before or after the point.")
 
 
 def _places(exact: Decimal) -> int:
@@ -237,9 +231,7 @@ def _constant(name: str) -> Any:
     raise Malformed(f"{name} is not a number in JSON.")
 
 
-_STRICT = json.JSONDecoder(
-    object_pairs_hook=_object, parse_int=_integer, parse_float=_number, parse_constant=_constant
-)
+_STRICT = json.JSONDecoder(object_pairs_hook=_object, parse_int=_integer, parse_float=_number, parse_constant=_constant)
 _SYNTAX = json.JSONDecoder(parse_int=len, parse_float=len, parse_constant=len)
 _EXACT = Context(prec=4 * DIGITS, traps=[Inexact, InvalidOperation])
 
@@ -315,8 +307,7 @@ def _find(text: str, patterns: Sequence[Sequence[str]]) -> Iterator[tuple[tuple[
 
 def _matches(path: Sequence[str | int], pattern: Sequence[str]) -> bool:
     return len(path) == len(pattern) and all(
-        isinstance(step, int) if wanted == "*" else step == wanted
-        for step, wanted in zip(path, pattern, strict=True)
+        isinstance(step, int) if wanted == "*" else step == wanted for step, wanted in zip(path, pattern, strict=True)
     )
 
 
@@ -616,9 +607,7 @@ class _Keeper:
         self.notes.setdefault(what, path)
 
     def warning(self) -> str:
-        notes = "; ".join(
-            f"{what} (at {safe_text(at, 80)})" if at else what for what, at in self.notes.items()
-        )
+        notes = "; ".join(f"{what} (at {safe_text(at, 80)})" if at else what for what, at in self.notes.items())
         return safe_text(f"Not everything could be kept as it was: {notes}.", 2_000) if notes else ""
 
     def keep(self, value: Any, path: str) -> Any:

@@ -73,7 +73,7 @@ def advice(status: str, code: str, *, tool_says: str = "") -> Retry:
     return _ADVICE.get(code, Retry.DO_NOT_RETRY)
 
 
-def next_actions(status: str, code: str, retry: Retry) -> list[str]:
+def next_actions(status: str, retry: Retry) -> list[str]:
     """List what an agent can usefully do next, in words of the interface."""
     match status:
         case Status.AWAITING_APPROVAL | Status.APPROVED | Status.EXECUTING:

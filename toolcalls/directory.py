@@ -40,7 +40,13 @@ def create_team(name: str, *, time_zone: str = "UTC", by: str) -> Team:
 
 
 def create_agent(
-    name: str, *, team: Team, tools: Sequence[str], default_effect: str = "", owner: AbstractBaseUser | None = None, by: str
+    name: str,
+    *,
+    team: Team,
+    tools: Sequence[str],
+    default_effect: str = "",
+    owner: AbstractBaseUser | None = None,
+    by: str,
 ) -> tuple[Agent, str]:
     """Create an agent with its first key. Gives the agent and the key, which is shown this once. Raises Refused."""
     for pattern in tools:
@@ -48,7 +54,9 @@ def create_agent(
             raise Refused(f"{pattern!r} is no name or pattern of tools: letters, digits, _, -, * and ?")
     if default_effect and default_effect not in set(Effect):
         raise Refused(f"default effect is one of {', '.join(Effect)}, not {default_effect!r}")
-    agent = Agent(name=name, team=team, tools=list(tools), default_effect=default_effect, owner_id=owner and owner.pk)
+    agent = Agent(
+        name=name, team=team, tools=list(tools), default_effect=default_effect, owner_id=owner.pk if owner else None
+    )
     with transaction.atomic():
         _save(agent)
         detail = {"agent": name, "tools": list(tools), "default_effect": default_effect}

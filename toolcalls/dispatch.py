@@ -53,7 +53,8 @@ def answer(*, retryable: bool) -> None:
     """Clear the mark, committed, before looking for work."""
     with connection.cursor() as cursor:
         cursor.execute(
-            "UPDATE toolcalls_bell SET rung_at = NULL WHERE kind = %s AND rung_at IS NOT NULL", [kind_of(retryable=retryable)]
+            "UPDATE toolcalls_bell SET rung_at = NULL WHERE kind = %s AND rung_at IS NOT NULL",
+            [kind_of(retryable=retryable)],
         )
 
 

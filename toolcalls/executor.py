@@ -152,7 +152,9 @@ class Runner:
     def _hand_back_what_was_claimed_unseen(self, worker: UUID) -> None:
         for call, attempt in lifecycle.claimed_but_not_running(worker, tuple(self._running)):
             # Provably not entered by this process, whatever the mark says: no thread was ever given it.
-            lifecycle.record(call, attempt, NothingSent("its claim was not answered, so it was not started"), worker=worker)
+            lifecycle.record(
+                call, attempt, NothingSent("its claim was not answered, so it was not started"), worker=worker
+            )
         self._unsure = False
 
     def _run(self, claimed: Claimed) -> None:
@@ -193,7 +195,9 @@ class Runner:
         except Exception as error:  # noqa: BLE001 - a check that cannot be made now is made again later
             logger.info("a check could not be made", extra={"call": str(claimed.call), "error": type(error).__name__})
             delay = getattr(error, "retry_after", None) or 1.0
-            lifecycle.hand_back(claimed.call, claimed.attempt, **identity, delay=delay, why="its check could not be made")
+            lifecycle.hand_back(
+                claimed.call, claimed.attempt, **identity, delay=delay, why="its check could not be made"
+            )
             return False
         return True
 
@@ -219,9 +223,12 @@ class Runner:
     def _register(self) -> None:
         since = time.monotonic()
         row = Worker(
-            id=new_id(), host=socket.gethostname()[:100], pid=os.getpid(), slots=self._slots,
+            id=new_id(),
+            host=socket.gethostname()[:100],
+            pid=os.getpid(),
+            slots=self._slots,
             tools={tool.name: tool.version for tool in tools.every()},
-        )  # fmt: skip
+        )
         lifecycle.register(row)
         self.worker = row.pk
         self.lease.renew(since)

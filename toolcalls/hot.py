@@ -89,15 +89,20 @@ def admit(
     if calls_used or turns_used:
         budget = """, used AS (UPDATE toolcalls_session
             SET calls_used = calls_used + %s, turns_used = turns_used + %s WHERE id = %s)"""
-        values = [*values[: len(calls) * len(_CALL_COLUMNS)], calls_used, turns_used, session,
-                  *values[len(calls) * len(_CALL_COLUMNS):]]  # fmt: skip
+        values = [
+            *values[: len(calls) * len(_CALL_COLUMNS)],
+            calls_used,
+            turns_used,
+            session,
+            *values[len(calls) * len(_CALL_COLUMNS) :],
+        ]
     with connection.cursor() as cursor:
         cursor.execute(
             f"""WITH admitted AS (
                 INSERT INTO toolcalls_call ({", ".join(_CALL_COLUMNS)}) VALUES {", ".join([_CALL_PLACES] * len(calls))}
             ){budget}
             INSERT INTO toolcalls_journalline ({journal.COLUMNS})
-            VALUES {", ".join([journal.PLACES] * len(lines))}""",  # noqa: S608 - fixed text
+            VALUES {", ".join([journal.PLACES] * len(lines))}""",
             values,
         )
 
@@ -196,7 +201,7 @@ def lock_due(*, retryable: bool, tools: Sequence[tuple[str, str]], limit: int) -
     ``tools`` are the (name, version) pairs that this process has; calls of others stay for a process that has them.
     """
     names, versions = [name for name, _ in tools], [version for _, version in tools]
-    asked = {"retryable": retryable, "tools": names, "versions": versions, "limit": limit}
+    asked: dict[str, Any] = {"retryable": retryable, "tools": names, "versions": versions, "limit": limit}
     with connection.cursor() as cursor:
         cursor.execute(_CANDIDATES, asked)
         return [Candidate(*row) for row in cursor.fetchall()]
@@ -278,30 +283,27 @@ def enter(call: UUID, attempt: int, *, worker: UUID) -> datetime | None:
         return row[0] if row else None
 
 
-def record_success(
-    call: UUID, attempt: int, *, worker: UUID, code: str, result: str, result_hash: str, raw: str | None, warning: str
-) -> bool:
+def record_success(call: UUID, attempt: int, *, worker: UUID, result: str, result_hash: str, raw: str | None) -> bool:
     """Record that the live attempt succeeded, and with it the call: one statement. False where it is no longer live."""
     with connection.cursor() as cursor:
         cursor.execute(
             """
             WITH moved AS (
-                UPDATE toolcalls_call SET status = 'succeeded', moves = moves + 1, code = %s, message = %s, warning = %s, retry = '',
+                UPDATE toolcalls_call SET status = 'succeeded', moves = moves + 1, code = 'OK', message = '', retry = '',
                     result = %s, result_hash = %s, raw_result = %s, live_attempt = NULL, alarm_at = NULL,
                     finished_at = clock_timestamp()
                 WHERE id = %s AND live_attempt = %s
                 RETURNING id, team_id, session_id, moves, claims
             ), ended AS (
-                UPDATE toolcalls_attempt a SET state = 'succeeded', code = %s, finished_at = clock_timestamp()
+                UPDATE toolcalls_attempt a SET state = 'succeeded', code = 'OK', finished_at = clock_timestamp()
                 FROM moved WHERE a.call_id = moved.id AND a.number = moved.claims
             )
             INSERT INTO toolcalls_journalline
                 (team_id, session_id, call_id, event, move, source, target, code, actor, attempt, detail_hash, at)
-            SELECT team_id, session_id, id, 'call.moved', moves, 'executing', 'succeeded', %s, %s, claims, '',
+            SELECT team_id, session_id, id, 'call.moved', moves, 'executing', 'succeeded', 'OK', %s, claims, '',
                 clock_timestamp() FROM moved
             RETURNING id
             """,
-            [code, warning, warning, result, result_hash, raw, call, attempt, code, code, f"worker:{worker}"],
+            [result, result_hash, raw, call, attempt, f"worker:{worker}"],
         )
         return cursor.fetchone() is not None
-

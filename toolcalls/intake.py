@@ -18,14 +18,26 @@ from zoneinfo import ZoneInfo
 from django.conf import settings
 from django.db import connection, transaction
 
-from toolcalls import lifecycle, pipeline, policy, tools
+from toolcalls import lifecycle, permissions, pipeline, policy, tools
 from toolcalls.canonical import digest, safe_text
-from toolcalls.codes import OF_THE_BUDGET, OF_THE_GUARD, OF_STAGE_ZERO
+from toolcalls.codes import OF_STAGE_ZERO, OF_THE_BUDGET, OF_THE_GUARD
 from toolcalls.effects import Effect
 from toolcalls.hot import NewCall
 from toolcalls.journal import Line, write
 from toolcalls.models import Agent, Call, LimitRow, Session, Turn, new_id
-from toolcalls.pipeline import Admitted, AgentTerms, Batch, Earlier, Examined, Facts, NeedsCheck, Proposal, Refusal, Refused, Replay
+from toolcalls.pipeline import (
+    Admitted,
+    AgentTerms,
+    Batch,
+    Earlier,
+    Examined,
+    Facts,
+    NeedsCheck,
+    Proposal,
+    Refusal,
+    Refused,
+    Replay,
+)
 from toolcalls.policy import Defaults, Limit
 from toolcalls.states import Status
 
@@ -97,10 +109,15 @@ def open_session(agent: Agent, opening: Opening) -> tuple[Session, bool]:
         with transaction.atomic():
             now = lifecycle.clock()
             values = dict(
-                team_id=agent.team_id, body_digest=opening.body_digest, on_behalf_of=opening.on_behalf_of,
-                default_effect=opening.default_effect, allowed_tools=opening.allowed_tools, metadata=opening.metadata, opened_at=now,
+                team_id=agent.team_id,
+                body_digest=opening.body_digest,
+                on_behalf_of=opening.on_behalf_of,
+                default_effect=opening.default_effect,
+                allowed_tools=opening.allowed_tools,
+                metadata=opening.metadata,
+                opened_at=now,
                 **limits,
-            )  # fmt: skip
+            )
             session = Session(agent=agent, session_id=opening.session_id, **values)
             Session.objects.bulk_create([session], ignore_conflicts=True)
             found = Session.objects.get(agent=agent, session_id=opening.session_id)
@@ -124,13 +141,10 @@ def _budgets(agent: Agent, opening: Opening) -> dict[str, int | None]:
 
 def _only_narrower_tools(agent: Agent, asked: list[str] | None) -> None:
     for pattern in asked or ():
-        if pattern not in agent.tools and ("*" in pattern or "?" in pattern or not _covers(agent.tools, pattern)):
+        if pattern not in agent.tools and (
+            "*" in pattern or "?" in pattern or not permissions.may_use(pattern, agent.tools, None)
+        ):
             raise WiderThanAllowed(f"allowed_tools: {safe_text(pattern, 80)!r} is not within what the agent may use.")
-
-
-def _covers(patterns: Sequence[str], name: str) -> bool:
-    from_agent: Sequence[str] = patterns
-    return pipeline.permissions.may_use(name, from_agent, None)
 
 
 def actor(agent: Agent) -> str:
@@ -163,7 +177,9 @@ _UNAVAILABLE = Refusal("CHECK_UNAVAILABLE", "The tool's own check could not be m
 class _Admission:
     """One request on its way in."""
 
-    def __init__(self, agent: Agent, session_id: str, turn_id: str, proposals: list[Proposal], *, trace_id: str) -> None:
+    def __init__(
+        self, agent: Agent, session_id: str, turn_id: str, proposals: list[Proposal], *, trace_id: str
+    ) -> None:
         self.agent, self.session_id, self.turn_id, self.proposals = agent, session_id, turn_id, proposals
         self.trace_id = trace_id
         self.terms = terms_of(agent)
@@ -189,7 +205,8 @@ class _Admission:
     def check(self, needed: Mapping[int, Examined]) -> dict[int, Refusal | bool]:
         """Ask the tools' own checks, side by side, outside any transaction and within CHECK_SECONDS."""
         asked = {
-            index: _checkers.submit(_ask, examined, self._context(examined.proposal)) for index, examined in needed.items()
+            index: _checkers.submit(_ask, examined, self._context(examined.proposal))
+            for index, examined in needed.items()
         }
         answers: dict[int, Refusal | bool] = {}
         for index, future in asked.items():
@@ -202,9 +219,13 @@ class _Admission:
     def _context(self, proposal: Proposal) -> tools.ToolContext:
         # No attempt exists yet; a check reads only, so it is given no key that a service could take for an effect's.
         return tools.ToolContext(
-            idempotency_key="", key_digest="", attempt=0, deadline=datetime.now(UTC) + timedelta(seconds=CHECK_SECONDS),
-            agent=self.agent.name, on_behalf_of="",
-        )  # fmt: skip
+            idempotency_key="",
+            key_digest="",
+            attempt=0,
+            deadline=datetime.now(UTC) + timedelta(seconds=CHECK_SECONDS),
+            agent=self.agent.name,
+            on_behalf_of="",
+        )
 
     def admit(self, checked: Mapping[int, Refusal | bool]) -> list[Answered | Mismatch] | None:
         """Decide everything again with the rows locked, and store it. None where a check turns out to be missing."""
@@ -222,7 +243,12 @@ class _Admission:
                     continue
                 facts = batch.seen_by(read.facts)
                 verdict = pipeline.decide(
-                    examined, facts, self.terms, used=stock.used, defaults=deployment_defaults(), checked=checked.get(index)
+                    examined,
+                    facts,
+                    self.terms,
+                    used=stock.used,
+                    defaults=deployment_defaults(),
+                    checked=checked.get(index),
                 )
                 if isinstance(verdict, NeedsCheck):
                     transaction.set_rollback(True)
@@ -230,7 +256,13 @@ class _Admission:
                 if turn is None:
                     turn = lifecycle.open_turn(Session(pk=read.facts.session), self.turn_id, at=facts.now).pk
                 new, lines = build(
-                    verdict, examined, agent=self.agent, session=read.facts.session, turn=turn, now=facts.now, trace_id=self.trace_id
+                    verdict,
+                    examined,
+                    agent=self.agent,
+                    session=read.facts.session,
+                    turn=turn,
+                    now=facts.now,
+                    trace_id=self.trace_id,
                 )
                 if not (isinstance(verdict, Refused) and verdict.stage == 0):
                     batch.calls += 1
@@ -254,7 +286,8 @@ def _has_check(name: str) -> bool:
 
 
 def _ask(examined: Examined, context: tools.ToolContext) -> Refusal | None:
-    assert examined.tool is not None and examined.tool.run_check is not None
+    assert examined.tool is not None
+    assert examined.tool.run_check is not None
     try:
         examined.tool.run_check(examined.model, context)
     except tools.ToolRejected as error:
@@ -269,8 +302,10 @@ def _ask(examined: Examined, context: tools.ToolContext) -> Refusal | None:
 
 def _again(first: Call, proposal: Proposal, examined: Examined) -> Answered | Mismatch:
     same = (first.tool, first.received_hash, first.operation_id) == (
-        proposal.tool, digest(examined.received), proposal.operation_id
-    )  # fmt: skip
+        proposal.tool,
+        digest(examined.received),
+        proposal.operation_id,
+    )
     if same:
         return Answered(first, replayed=True)
     return Mismatch(
@@ -288,7 +323,9 @@ def terms_of(agent: Agent) -> AgentTerms:
 def deployment_defaults() -> Defaults:
     """Give what this deployment sets for policies that are silent."""
     return Defaults(
-        approval_within=int(settings.APPROVAL_WITHIN), start_within=int(settings.START_WITHIN), grace=int(settings.GRACE)
+        approval_within=int(settings.APPROVAL_WITHIN),
+        start_within=int(settings.START_WITHIN),
+        grace=int(settings.GRACE),
     )
 
 
@@ -340,7 +377,7 @@ _EARLIER = f"""
     SELECT {_EARLIER_COLUMNS} FROM toolcalls_call c
     WHERE c.agent_id = %(agent)s AND c.status = 'outcome_unknown' AND (c.operation = ANY(%(operations)s)
         OR (c.tool, c.arguments_hash) IN (SELECT * FROM unnest(%(tools)s::text[], %(hashes)s::text[])))
-"""  # noqa: S608 - fixed text
+"""
 
 
 def _read(agent: Agent, session_id: str, turn_id: str, proposals: Sequence[Proposal], *, lock: bool) -> _Read:
@@ -354,18 +391,52 @@ def _read(agent: Agent, session_id: str, turn_id: str, proposals: Sequence[Propo
         examined = [pipeline.examine(each, agent_tools=agent.tools, session_tools=session_tools) for each in proposals]
         cursor.execute(
             _FACTS,
-            {"session": session, "turn": turn_id, "tools": list({each.tool for each in proposals}),
-             "ids": [each.tool_call_id for each in proposals]},
-        )  # fmt: skip
-        (now, _, status, opened_at, calls, turns, seconds, spend, calls_used, turns_used, spend_used, default_effect, turn,
-         turn_cancelled, turn_counted, brakes, policies, existing) = cursor.fetchone()  # fmt: skip
+            {
+                "session": session,
+                "turn": turn_id,
+                "tools": list({each.tool for each in proposals}),
+                "ids": [each.tool_call_id for each in proposals],
+            },
+        )
+        (
+            now,
+            _,
+            status,
+            opened_at,
+            calls,
+            turns,
+            seconds,
+            spend,
+            calls_used,
+            turns_used,
+            spend_used,
+            default_effect,
+            turn,
+            turn_cancelled,
+            turn_counted,
+            brakes,
+            policies,
+            existing,
+        ) = cursor.fetchone()
         facts = Facts(
-            now=now, session=session, status=status, opened_at=opened_at, calls_limit=calls, turns_limit=turns,
-            seconds_limit=seconds, spend_limit=spend, calls_used=calls_used, turns_used=turns_used, spend_used=spend_used,
-            default_effect=default_effect, turn_cancelled=turn_cancelled, turn_counted=turn_counted,
-            brakes=frozenset(brakes or ()), policies=dict(policies or ()),
+            now=now,
+            session=session,
+            status=status,
+            opened_at=opened_at,
+            calls_limit=calls,
+            turns_limit=turns,
+            seconds_limit=seconds,
+            spend_limit=spend,
+            calls_used=calls_used,
+            turns_used=turns_used,
+            spend_used=spend_used,
+            default_effect=default_effect,
+            turn_cancelled=turn_cancelled,
+            turn_counted=turn_counted,
+            brakes=frozenset(brakes or ()),
+            policies=dict(policies or ()),
             earlier=_earlier(cursor, agent, session, examined),
-        )  # fmt: skip
+        )
     found = Call.objects.filter(pk__in=existing).select_related("session", "turn", "replay_of") if existing else ()
     return _Read(facts, turn, {each.tool_call_id: each for each in found}, examined)
 
@@ -376,11 +447,17 @@ def _earlier(cursor: Any, agent: Agent, session: UUID, examined: Sequence[Examin
         return []
     cursor.execute(
         _EARLIER,
-        {"session": session, "agent": agent.pk, "operations": list({each.operation for each in valid}),
-         "operation_ids": list({each.proposal.operation_id for each in valid if each.proposal.operation_id}),
-         "tools": [each.proposal.tool for each in valid], "hashes": [each.arguments_hash for each in valid],
-         "silent": sorted(OF_THE_GUARD | OF_STAGE_ZERO), "most": EARLIER_AT_MOST},
-    )  # fmt: skip
+        {
+            "session": session,
+            "agent": agent.pk,
+            "operations": list({each.operation for each in valid}),
+            "operation_ids": list({each.proposal.operation_id for each in valid if each.proposal.operation_id}),
+            "tools": [each.proposal.tool for each in valid],
+            "hashes": [each.arguments_hash for each in valid],
+            "silent": sorted(OF_THE_GUARD | OF_STAGE_ZERO),
+            "most": EARLIER_AT_MOST,
+        },
+    )
     return [Earlier(*row) for row in cursor.fetchall()]
 
 
@@ -430,11 +507,17 @@ def used_today(agent: Agent, scope: str, limit: Limit, measures: Mapping[str, in
         cursor.execute(
             f"""SELECT {what} FROM toolcalls_call c
                 WHERE c.team_id = %(team)s AND {whose} AND c.measures IS NOT NULL AND c.replay_of_id IS NULL
-                    AND c.proposed_at >= %(since)s AND c.status = ANY(%(counted)s) {group} {has}""",  # noqa: S608 - fixed parts
-            {"team": agent.team_id, "name": name, "measure": limit.measure, "group": limit.group_by,
-             "value": str(measures.get(limit.group_by or "")), "since": start_of_day(agent, lifecycle.clock()),
-             "counted": list(COUNTED_BY_LIMITS)},
-        )  # fmt: skip
+                    AND c.proposed_at >= %(since)s AND c.status = ANY(%(counted)s) {group} {has}""",
+            {
+                "team": agent.team_id,
+                "name": name,
+                "measure": limit.measure,
+                "group": limit.group_by,
+                "value": str(measures.get(limit.group_by or "")),
+                "since": start_of_day(agent, lifecycle.clock()),
+                "counted": list(COUNTED_BY_LIMITS),
+            },
+        )
         return int(cursor.fetchone()[0])
 
 
@@ -445,19 +528,40 @@ def start_of_day(agent: Agent, now: datetime) -> datetime:
 
 
 def build(
-    verdict: Admitted | Replay | Refused, examined: Examined, *, agent: Agent, session: UUID, turn: UUID, now: datetime,
-    trace_id: str, by: str = "", amends: Call | None = None,
-) -> tuple[NewCall, list[Line]]:  # fmt: skip
+    verdict: Admitted | Replay | Refused,
+    examined: Examined,
+    *,
+    agent: Agent,
+    session: UUID,
+    turn: UUID,
+    now: datetime,
+    trace_id: str,
+    by: str = "",
+    amends: Call | None = None,
+) -> tuple[NewCall, list[Line]]:
     """Make the row of a decided proposal and its journal lines: proposed, validated, and where admission ended."""
     proposal = examined.proposal
     new = NewCall(
-        id=new_id(), team_id=agent.team_id, agent_id=agent.pk, session_id=session, turn_id=turn,
-        tool_call_id=proposal.tool_call_id, tool=safe_text(proposal.tool, 200), received=examined.received,
-        received_hash=digest(examined.received), proposed_at=now, trace_id=trace_id, status="", moves=1,
-        tool_version=examined.tool.version if examined.tool else "", operation_id=proposal.operation_id,
-        operation=examined.operation, arguments=examined.arguments, arguments_hash=examined.arguments_hash,
+        id=new_id(),
+        team_id=agent.team_id,
+        agent_id=agent.pk,
+        session_id=session,
+        turn_id=turn,
+        tool_call_id=proposal.tool_call_id,
+        tool=safe_text(proposal.tool, 200),
+        received=examined.received,
+        received_hash=digest(examined.received),
+        proposed_at=now,
+        trace_id=trace_id,
+        status="",
+        moves=1,
+        tool_version=examined.tool.version if examined.tool else "",
+        operation_id=proposal.operation_id,
+        operation=examined.operation,
+        arguments=examined.arguments,
+        arguments_hash=examined.arguments_hash,
         amends_id=amends.pk if amends else None,
-    )  # fmt: skip
+    )
     _apply(new, verdict.policy)
     detail: dict[str, Any] = {"effect": new.effect, "requires_approval": new.requires_approval} if new.effect else {}
     match verdict:
@@ -484,9 +588,7 @@ def build(
     lines = [replace(line, event="call.proposed", target="proposed")]
     if not (isinstance(verdict, Refused) and verdict.stage < 4):
         lines.append(replace(line, event="call.validated", detail=detail or None))
-    lines.append(
-        replace(line, event="call.moved", move=1, source="proposed", target=new.status, code=new.code)
-    )
+    lines.append(replace(line, event="call.moved", move=1, source="proposed", target=new.status, code=new.code))
     return new, lines
 
 
@@ -496,7 +598,12 @@ def _apply(new: NewCall, applied: policy.Effective | None) -> None:
     rules = applied.effect.rules
     new.effect, new.writes, new.retryable = str(applied.effect), rules.writes, rules.retryable
     new.requires_approval, new.approvers_needed = applied.requires_approval, applied.approvers_needed
-    new.policy, new.max_attempts, new.timeout, new.grace = applied.text(), applied.max_attempts, applied.timeout, applied.grace
+    new.policy, new.max_attempts, new.timeout, new.grace = (
+        applied.text(),
+        applied.max_attempts,
+        applied.timeout,
+        applied.grace,
+    )
     new.start_within, new.stored_limit = applied.start_within, applied.stored_limit
 
 
@@ -512,9 +619,17 @@ def _summary(examined: Examined) -> str:
 
 def _as_earlier(new: NewCall) -> Earlier:
     return Earlier(
-        new.id, new.session_id, new.tool, new.operation, new.operation_id, new.arguments_hash, new.status, new.code, new.writes,
+        new.id,
+        new.session_id,
+        new.tool,
+        new.operation,
+        new.operation_id,
+        new.arguments_hash,
+        new.status,
+        new.code,
+        new.writes,
         new.result_hash,
-    )  # fmt: skip
+    )
 
 
 def as_row(new: NewCall) -> Call:
@@ -560,18 +675,32 @@ def amend(call: Call, examined: Examined, checked: Refusal | bool | None, *, by:
     others = [each for each in read.facts.earlier if each.id != call.pk]
     stock = _Stock(call.agent, read.facts, session=call.session_id)
     verdict = pipeline.decide(
-        examined, replace(read.facts, earlier=others), terms_of(call.agent), used=stock.used, defaults=deployment_defaults(),
-        checked=checked, amending=True,
-    )  # fmt: skip
+        examined,
+        replace(read.facts, earlier=others),
+        terms_of(call.agent),
+        used=stock.used,
+        defaults=deployment_defaults(),
+        checked=checked,
+        amending=True,
+    )
     match verdict:
         case Refused(refusal=refusal):
             raise AmendmentRefused(refusal)
         case Replay() | NeedsCheck():
-            raise AmendmentRefused(Refusal("OPERATION_MISMATCH", "This operation has been done in this session already."))
+            raise AmendmentRefused(
+                Refusal("OPERATION_MISMATCH", "This operation has been done in this session already.")
+            )
     new, lines = build(
-        verdict, examined, agent=call.agent, session=call.session_id, turn=call.turn_id, now=read.facts.now,
-        trace_id=call.trace_id, by=by, amends=call,
-    )  # fmt: skip
+        verdict,
+        examined,
+        agent=call.agent,
+        session=call.session_id,
+        turn=call.turn_id,
+        now=read.facts.now,
+        trace_id=call.trace_id,
+        by=by,
+        amends=call,
+    )
     stock.add(new, lines)
     stock.flush(calls_used=0, turns_used=0)
     return Call.objects.select_related("session", "turn", "agent").get(pk=new.id)
@@ -583,8 +712,12 @@ def effects_of(agent: Agent, of: Sequence[tools.Tool]) -> dict[str, str]:
     default = Effect(agent.default_effect) if agent.default_effect else None
     return {
         each.name: policy.resolve(
-            each.policy, measures=set(each.measures), stored=stored.get(each.name), agent_default=default,
-            session_default=None, defaults=deployment_defaults(),
+            each.policy,
+            measures=set(each.measures),
+            stored=stored.get(each.name),
+            agent_default=default,
+            session_default=None,
+            defaults=deployment_defaults(),
         ).effect
         for each in of
-    }  # fmt: skip
+    }

@@ -44,9 +44,19 @@ class Line:
         """Give the values of COLUMNS, but for the time, which is the database's."""
         detail = json.dumps(self.detail, ensure_ascii=False, sort_keys=True) if self.detail else None
         return (
-            self.team, self.session, self.call, self.event, self.move, self.source, self.target, self.code, self.actor,
-            self.attempt, detail, digest(detail) if detail else "",
-        )  # fmt: skip
+            self.team,
+            self.session,
+            self.call,
+            self.event,
+            self.move,
+            self.source,
+            self.target,
+            self.code,
+            self.actor,
+            self.attempt,
+            detail,
+            digest(detail) if detail else "",
+        )
 
 
 COLUMNS = "team_id, session_id, call_id, event, move, source, target, code, actor, attempt, detail, detail_hash, at"
@@ -62,7 +72,7 @@ def write(lines: Sequence[Line]) -> None:
     places = ", ".join([PLACES] * len(lines))
     with connection.cursor() as cursor:
         cursor.execute(
-            f"INSERT INTO toolcalls_journalline ({COLUMNS}) VALUES {places}",  # noqa: S608 - fixed text
+            f"INSERT INTO toolcalls_journalline ({COLUMNS}) VALUES {places}",
             [value for line in lines for value in line.row()],
         )
 
@@ -73,10 +83,9 @@ def seal(chain: UUID) -> int:
     Returns how many were sealed. Safe in any number at once: the head's row is locked, and a line is sealed once.
     """
     with transaction.atomic():
-        head = (
-            Session.objects.select_for_update(no_key=True).only("sealed_number", "sealed_hash").filter(pk=chain).first()
-            or Team.objects.select_for_update(no_key=True).only("sealed_number", "sealed_hash").get(pk=chain)
-        )
+        head = Session.objects.select_for_update(no_key=True).only("sealed_number", "sealed_hash").filter(
+            pk=chain
+        ).first() or Team.objects.select_for_update(no_key=True).only("sealed_number", "sealed_hash").get(pk=chain)
         waiting = UnsealedLine.objects.filter(chain=chain).order_by("line_id")[:A_BATCH]
         lines = list(JournalLine.objects.filter(pk__in=[each.pk for each in waiting]).order_by("pk").defer("detail"))
         if not lines:
@@ -154,9 +163,22 @@ def _verify_chain(head: Head, anchor: Head | None) -> Broken | Head:
 
 def _link(before: str, number: int, line: JournalLine) -> str:
     fields = [
-        before, number, line.pk, line.team_id, line.session_id, line.call_id, _exact(line.at), line.event, line.move,
-        line.source, line.target, line.code, line.actor, line.attempt, line.detail_hash,
-    ]  # fmt: skip
+        before,
+        number,
+        line.pk,
+        line.team_id,
+        line.session_id,
+        line.call_id,
+        _exact(line.at),
+        line.event,
+        line.move,
+        line.source,
+        line.target,
+        line.code,
+        line.actor,
+        line.attempt,
+        line.detail_hash,
+    ]
     return digest(json.dumps(fields, ensure_ascii=False, default=str))
 
 

@@ -23,15 +23,43 @@ from toolcalls.effects import Effect
 from toolcalls.journal import SYSTEM, Line, write
 from toolcalls.models import Attempt, Brake, Call, JournalLine, Session, StoredPolicy, Team, Turn, Worker
 from toolcalls.outcomes import (
-    Again, Crashed, End, Ending, InDoubt, NothingSent, Refused, Standing, Succeeded, after, doubt_after, known_failure,
-)  # fmt: skip
+    Again,
+    Crashed,
+    End,
+    Ending,
+    InDoubt,
+    NothingSent,
+    Refused,
+    Standing,
+    Succeeded,
+    after,
+    doubt_after,
+    known_failure,
+)
 from toolcalls.states import ANSWERED, UNFINISHED, Status
 from toolcalls.tools import Tool
 
 STANDING_FIELDS = [
-    "status", "moves", "code", "message", "retry", "doubt", "claims", "entered", "entered_before", "live_attempt", "running_again",
-    "cancel_asked_at", "due_at", "alarm_at", "approved_at", "started_at", "finished_at", "settled_verdict", "settled_at",
-]  # fmt: skip
+    "status",
+    "moves",
+    "code",
+    "message",
+    "retry",
+    "doubt",
+    "claims",
+    "entered",
+    "entered_before",
+    "live_attempt",
+    "running_again",
+    "cancel_asked_at",
+    "due_at",
+    "alarm_at",
+    "approved_at",
+    "started_at",
+    "finished_at",
+    "settled_verdict",
+    "settled_at",
+]
 """What a move may change; texts of results are named where they are set."""
 
 BULKY = ("received", "raw_result", "result")
@@ -62,17 +90,36 @@ def lock(call: UUID) -> Call:
 
 
 def _move(
-    call: Call, verb: str, *, by: str, attempt: int | None = None, detail: dict[str, Any] | None = None,
-    also: Sequence[str] = (), **assigned: Any,
-) -> None:  # fmt: skip
+    call: Call,
+    verb: str,
+    *,
+    by: str,
+    attempt: int | None = None,
+    detail: dict[str, Any] | None = None,
+    also: Sequence[str] = (),
+    **assigned: Any,
+) -> None:
     source = call.status
     getattr(call, verb)(**assigned)
     call.moves += 1
     call.save(update_fields=[*STANDING_FIELDS, *also])
-    write([
-        Line(call.team_id, "call.moved", by, session=call.session_id, call=call.pk, move=call.moves, source=source,
-             target=call.status, code=call.code, attempt=attempt, detail=detail)
-    ])  # fmt: skip
+    write(
+        [
+            Line(
+                call.team_id,
+                "call.moved",
+                by,
+                session=call.session_id,
+                call=call.pk,
+                move=call.moves,
+                source=source,
+                target=call.status,
+                code=call.code,
+                attempt=attempt,
+                detail=detail,
+            )
+        ]
+    )
     if call.status in ANSWERED:
         identity = call.pk
         transaction.on_commit(lambda: notices.publish([identity]))
@@ -82,12 +129,25 @@ def note(
     call: Call, event: str, *, by: str, code: str = "", attempt: int | None = None, detail: dict[str, Any] | None = None
 ) -> None:
     """Write a line about a call that does not move it, inside the caller's transaction."""
-    write([
-        Line(call.team_id, event, by, session=call.session_id, call=call.pk, code=code, attempt=attempt, detail=detail)
-    ])  # fmt: skip
+    write(
+        [
+            Line(
+                call.team_id,
+                event,
+                by,
+                session=call.session_id,
+                call=call.pk,
+                code=code,
+                attempt=attempt,
+                detail=detail,
+            )
+        ]
+    )
 
 
-def _end(call: Call, end: End, *, by: str, at: datetime, attempt: int | None = None, detail: dict[str, Any] | None = None) -> None:
+def _end(
+    call: Call, end: End, *, by: str, at: datetime, attempt: int | None = None, detail: dict[str, Any] | None = None
+) -> None:
     """Take a call to where an ending says: final, or unknown and then perhaps settled by what came late."""
     call.due_at = call.alarm_at = call.live_attempt = None
     call.retry = end.retry
@@ -96,8 +156,17 @@ def _end(call: Call, end: End, *, by: str, at: datetime, attempt: int | None = N
             _move(call, "lose_track", by=by, attempt=attempt, detail=detail, code=end.code, message=end.message)
             _settle_by_late_evidence(call, at=at)
         case Status.SUCCEEDED:
-            _move(call, "succeed", by=by, attempt=attempt, detail=detail, code=end.code, message=end.message, at=at,
-                  also=["result", "result_hash", "raw_result", "warning"])  # fmt: skip
+            _move(
+                call,
+                "succeed",
+                by=by,
+                attempt=attempt,
+                detail=detail,
+                code=end.code,
+                message=end.message,
+                at=at,
+                also=["result", "result_hash", "raw_result", "warning"],
+            )
         case Status.REJECTED:
             _move(call, "reject", by=by, attempt=attempt, detail=detail, code=end.code, message=end.message, at=at)
         case _:
@@ -192,9 +261,7 @@ def claim(worker: UUID, *, retryable: bool, tools: Sequence[Tool], limit: int) -
     """
     have = {tool.name: tool for tool in tools}
     with transaction.atomic():
-        candidates = hot.lock_due(
-            retryable=retryable, tools=[(tool.name, tool.version) for tool in tools], limit=limit
-        )
+        candidates = hot.lock_due(retryable=retryable, tools=[(tool.name, tool.version) for tool in tools], limit=limit)
         chosen: list[tuple[hot.Candidate, bool]] = []
         for each in candidates:
             refusal = _why_never(each)
@@ -296,13 +363,9 @@ def record(call: UUID, attempt: int, ending: Ending, *, worker: UUID) -> None:
 
     Where the attempt is no longer live, the ending is kept on it as late evidence.
     """
-    if isinstance(ending, Succeeded) and not ending.spent and not ending.warning:
-        if hot.record_success(
-            call, attempt, worker=worker, code="OK", result=ending.result, result_hash=digest(ending.result),
-            raw=ending.raw or None, warning="",
-        ):  # fmt: skip
-            notices.publish([call])
-            return
+    if isinstance(ending, Succeeded) and _record_plain_success(call, attempt, ending, worker=worker):
+        notices.publish([call])
+        return
     with transaction.atomic():
         if isinstance(ending, Succeeded) and ending.spent:
             session = Session.objects.select_for_update(no_key=True).get(calls=call)
@@ -313,6 +376,20 @@ def record(call: UUID, attempt: int, ending: Ending, *, worker: UUID) -> None:
             _end_attempt(row, tried, ending, by=f"worker:{worker}", at=at)
         elif (tried.state, tried.code) != (_STATES[type(ending)], _code(ending)):
             _keep_late(row, tried, ending, by=f"worker:{worker}", at=at)
+
+
+def _record_plain_success(call: UUID, attempt: int, success: Succeeded, *, worker: UUID) -> bool:
+    """Record the ending that nearly every call has in one statement; False where there is more to decide."""
+    if success.spent or success.warning:
+        return False
+    return hot.record_success(
+        call,
+        attempt,
+        worker=worker,
+        result=success.result,
+        result_hash=digest(success.result),
+        raw=success.raw or None,
+    )
 
 
 def _code(ending: Ending) -> str:
@@ -345,9 +422,13 @@ def _finish(attempt: Attempt, state: Attempt.State, *, code: str, message: str, 
 def _end_attempt(call: Call, attempt: Attempt, ending: Ending, *, by: str, at: datetime) -> None:
     succeeded = isinstance(ending, Succeeded)
     _finish(
-        attempt, _STATES[type(ending)], code=_code(ending), message="" if succeeded else _text(ending), at=at,
+        attempt,
+        _STATES[type(ending)],
+        code=_code(ending),
+        message="" if succeeded else _text(ending),
+        at=at,
         spent=ending.spent if isinstance(ending, Succeeded) else 0,
-    )  # fmt: skip
+    )
     standing = _standing(call, may_go_on=_may_go_on(call, at=at))
     call.doubt = doubt_after(ending, standing)
     call.live_attempt = None
@@ -396,7 +477,9 @@ def lose(attempt: int) -> None:
         if tried.entered_at is None:
             _hand_back(call, tried, by=SYSTEM, at=at, delay=0, why="its worker was lost before the tool was entered")
         else:
-            _end_attempt(call, tried, InDoubt("WORKER_LOST", "The worker was lost while the tool ran."), by=SYSTEM, at=at)
+            _end_attempt(
+                call, tried, InDoubt("WORKER_LOST", "The worker was lost while the tool ran."), by=SYSTEM, at=at
+            )
 
 
 # -- what comes late
@@ -431,23 +514,36 @@ def _settle_by_late_evidence(call: Call, *, at: datetime) -> None:
         return
     if call.status == Status.APPROVED and call.running_again:
         call.due_at = call.alarm_at = None
-        _move(call, "lose_track", by=SYSTEM, code=call.doubt, message="A late result came before the run again started.")
+        _move(
+            call, "lose_track", by=SYSTEM, code=call.doubt, message="A late result came before the run again started."
+        )
     if call.status == Status.OUTCOME_UNKNOWN:
         late = success or failure
         assert late is not None
         settle(
-            call, took_effect=success is not None, by=SYSTEM, at=at, result=late.late_text if success else None,
-            message="" if success else late.late_text or "", detail={"evidence": f"late result of attempt {late.number}"},
-        )  # fmt: skip
+            call,
+            took_effect=success is not None,
+            by=SYSTEM,
+            at=at,
+            result=late.late_text if success else None,
+            message="" if success else late.late_text or "",
+            detail={"evidence": f"late result of attempt {late.number}"},
+        )
 
 
 # -- reconciliation
 
 
 def settle(
-    call: Call, *, took_effect: bool, by: str, at: datetime, detail: dict[str, Any], result: str | None = None,
+    call: Call,
+    *,
+    took_effect: bool,
+    by: str,
+    at: datetime,
+    detail: dict[str, Any],
+    result: str | None = None,
     message: str = "",
-) -> None:  # fmt: skip
+) -> None:
     """Settle a locked call of unknown outcome: it ends as what it turned out to have done."""
     if call.status != Status.OUTCOME_UNKNOWN:
         raise WrongState("WRONG_STATE", f"The call is {call.status}, not outcome_unknown.")
@@ -459,9 +555,7 @@ def settle(
     else:
         text = message or "It was confirmed that the call did not take effect."
         _end(call, End(Status.FAILED, "CONFIRMED_NOT_DONE", text), by=by, at=at, detail=detail)
-    write([
-        Line(call.team_id, "session.note", by, session=call.session_id, call=call.pk, code=call.code)
-    ])  # fmt: skip
+    write([Line(call.team_id, "session.note", by, session=call.session_id, call=call.pk, code=call.code)])
 
 
 def run_again(call: Call, *, by: str, at: datetime, detail: dict[str, Any]) -> None:
@@ -508,7 +602,7 @@ def cancel(call: Call, *, by: str, at: datetime) -> str:
     """
     if call.status == Status.AWAITING_APPROVAL or (call.status == Status.APPROVED and not call.doubt):
         _end(call, End(Status.REJECTED, "CANCELLED", "Cancelled before it started; it did not run."), by=by, at=at)
-        return call.status
+        return str(call.status)
     call.cancel_asked_at = call.cancel_asked_at or at
     if call.live_attempt is not None:
         tried = call.attempts.get(number=call.live_attempt)
@@ -519,7 +613,7 @@ def cancel(call: Call, *, by: str, at: datetime) -> str:
         _finish(tried, Attempt.State.NOT_ENTERED, code="CANCELLED", message="", at=at)
     text = "Cancelled; no further attempt was made." if call.entered else f"{DID_NOT_RUN}: it was cancelled."
     _end(call, known_failure(_standing(call), "CANCELLED", text), by=by, at=at)
-    return call.status
+    return str(call.status)
 
 
 def cancel_call(call: UUID, *, by: str) -> Call:
@@ -602,7 +696,7 @@ def acknowledge(calls: Sequence[Call], *, by: str) -> None:
 def pull_brake(*, team: Team | None, agent_id: UUID | None = None, tool: str = "", by: str) -> bool:
     """Pause a team, an agent or a tool (in one team, or everywhere): nothing new starts. False where it was paused."""
     with transaction.atomic():
-        _, pulled = Brake.objects.get_or_create(team=team, agent_id=agent_id, tool=tool)
+        _, pulled = Brake.objects.get_or_create(team=team, agent_id=agent_id, tool=tool)  # type: ignore[misc]
         if pulled:
             _brake_line("brake.pulled", team=team, agent_id=agent_id, tool=tool, by=by)
         return pulled
@@ -611,7 +705,7 @@ def pull_brake(*, team: Team | None, agent_id: UUID | None = None, tool: str = "
 def release_brake(*, team: Team | None, agent_id: UUID | None = None, tool: str = "", by: str) -> bool:
     """Resume what a brake paused; what is due is rung for. False where nothing was paused."""
     with transaction.atomic():
-        released, _ = Brake.objects.filter(team=team, agent_id=agent_id, tool=tool).delete()
+        released, _ = Brake.objects.filter(team=team, agent_id=agent_id, tool=tool).delete()  # type: ignore[misc]
         if released:
             _brake_line("brake.released", team=team, agent_id=agent_id, tool=tool, by=by)
             for retryable in (True, False):
@@ -650,11 +744,9 @@ def beat(worker: UUID) -> bool:
         cursor.execute(
             "UPDATE toolcalls_worker SET beat_at = clock_timestamp() WHERE id = %s AND gone_at IS NULL", [worker]
         )
-        return cursor.rowcount == 1
+        return bool(cursor.rowcount == 1)
 
 
 def lines_of(call: Call) -> list[JournalLine]:
     """Give a call's journal lines in order."""
     return list(call.journal.order_by("pk"))
-
-

@@ -35,7 +35,9 @@ def _is_a_time_zone(value: str) -> None:
         raise ValidationError(f"{value} is not a time zone of the IANA database")
 
 
-plain_name = RegexValidator(r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z", "1 to 63 letters, digits, dots, dashes or underscores")
+plain_name = RegexValidator(
+    r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z", "1 to 63 letters, digits, dots, dashes or underscores"
+)
 
 
 class Team(models.Model):
@@ -77,7 +79,9 @@ class Agent(models.Model):
     id = models.UUIDField(primary_key=True, default=new_id, editable=False)
     team = models.ForeignKey(Team, on_delete=models.PROTECT, related_name="agents")
     name = models.CharField(max_length=63, validators=[plain_name])
-    owner = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.PROTECT, related_name="+")
+    owner = models.ForeignKey(
+        settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.PROTECT, related_name="+"
+    )
     tools = models.JSONField(default=list)
     default_effect = models.CharField(max_length=20, blank=True, choices=[(e.value, e.value) for e in Effect])
     limits = models.JSONField(default=list, blank=True)
@@ -317,16 +321,27 @@ class Call(models.Model):
             models.UniqueConstraint(
                 fields=["session", "operation"],
                 name="an_operation_is_under_way_or_done_once_in_a_session",
-                condition=Q(writes=True, replay_of=None, status__in=[
-                    Status.AWAITING_APPROVAL, Status.APPROVED, Status.EXECUTING, Status.OUTCOME_UNKNOWN, Status.SUCCEEDED
-                ]),
+                condition=Q(
+                    writes=True,
+                    replay_of=None,
+                    status__in=[
+                        Status.AWAITING_APPROVAL,
+                        Status.APPROVED,
+                        Status.EXECUTING,
+                        Status.OUTCOME_UNKNOWN,
+                        Status.SUCCEEDED,
+                    ],
+                ),
             ),
             models.CheckConstraint(
-                condition=Q(finished_at__isnull=False, status__in=[
-                    Status.SUCCEEDED, Status.FAILED, Status.REJECTED, Status.BUDGET_EXHAUSTED
-                ]) | Q(finished_at=None, status__in=[
-                    Status.AWAITING_APPROVAL, Status.APPROVED, Status.EXECUTING, Status.OUTCOME_UNKNOWN
-                ]),
+                condition=Q(
+                    finished_at__isnull=False,
+                    status__in=[Status.SUCCEEDED, Status.FAILED, Status.REJECTED, Status.BUDGET_EXHAUSTED],
+                )
+                | Q(
+                    finished_at=None,
+                    status__in=[Status.AWAITING_APPROVAL, Status.APPROVED, Status.EXECUTING, Status.OUTCOME_UNKNOWN],
+                ),
                 name="a_call_is_dated_exactly_when_it_is_final",
             ),
             models.CheckConstraint(
@@ -334,18 +349,22 @@ class Call(models.Model):
                 name="only_a_call_that_may_be_claimed_is_due",
             ),
             models.CheckConstraint(
-                condition=Q(live_attempt=None) | Q(status=Status.EXECUTING), name="only_an_executing_call_has_a_live_attempt"
+                condition=Q(live_attempt=None) | Q(status=Status.EXECUTING),
+                name="only_an_executing_call_has_a_live_attempt",
             ),
             models.CheckConstraint(
-                condition=Q(doubt="") | Q(writes=True) & ~Q(status__in=[Status.REJECTED, Status.BUDGET_EXHAUSTED, Status.AWAITING_APPROVAL]),
+                condition=Q(doubt="")
+                | Q(writes=True) & ~Q(status__in=[Status.REJECTED, Status.BUDGET_EXHAUSTED, Status.AWAITING_APPROVAL]),
                 name="doubt_is_of_writes_that_were_entered",
             ),
-        ]  # fmt: skip
+        ]
         indexes = [
             models.Index(fields=["retryable", "team", "due_at"], name="calls_due", condition=Q(due_at__isnull=False)),
             models.Index(fields=["team", "alarm_at"], name="calls_with_an_alarm", condition=Q(alarm_at__isnull=False)),
             models.Index(fields=["session", "operation"], name="calls_by_operation"),
-            models.Index(fields=["session", "operation_id"], name="calls_by_operation_id", condition=~Q(operation_id="")),
+            models.Index(
+                fields=["session", "operation_id"], name="calls_by_operation_id", condition=~Q(operation_id="")
+            ),
             models.Index(
                 fields=["agent", "tool", "arguments_hash"],
                 name="unknown_calls_by_arguments",
@@ -364,9 +383,13 @@ class Call(models.Model):
             models.Index(
                 fields=["team", "id"], name="calls_of_unknown_outcome", condition=Q(status=Status.OUTCOME_UNKNOWN)
             ),
-            models.Index(fields=["team", "tool", "proposed_at"], name="calls_by_day_for_limits", condition=Q(measures__isnull=False)),
+            models.Index(
+                fields=["team", "tool", "proposed_at"],
+                name="calls_by_day_for_limits",
+                condition=Q(measures__isnull=False),
+            ),
             models.Index(fields=["team", "-id"], name="calls_by_team"),
-        ]  # fmt: skip
+        ]
         triggers = triggers.CALL
 
     def __str__(self) -> str:

@@ -24,7 +24,7 @@ _thread: threading.Thread | None = None
 
 def publish(calls: Iterable[UUID]) -> None:
     """Tell that these calls were answered. Returns at once and never raises."""
-    global _thread
+    global _thread  # noqa: PLW0603 - one sender per process
     for call in calls:
         _queue.put(call)
     if _thread is None or not _thread.is_alive():
@@ -59,7 +59,7 @@ def _send_for_ever() -> None:
                 # A notice needs no durability: without this it would wait for the disk like a commit.
                 cursor.execute("SET synchronous_commit = off")
                 cursor.execute("SELECT pg_notify(%s, %s)", [CHANNEL, ",".join(map(str, calls))])
-        except Exception:  # noqa: BLE001 - the database is away: waiters read again by themselves
+        except Exception:
             logger.info("a notice was not sent", exc_info=True)
             connection.close()
     connection.close()

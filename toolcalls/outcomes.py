@@ -133,7 +133,9 @@ def known_failure(standing: Standing, code: str, message: str, *, retry: str = "
     A refusal, an expiry, a cancel or a limit says nothing about what an earlier attempt did.
     """
     if standing.doubt:
-        return End(Status.OUTCOME_UNKNOWN, standing.doubt, f"An earlier attempt may have taken effect. Latest: {message}")
+        return End(
+            Status.OUTCOME_UNKNOWN, standing.doubt, f"An earlier attempt may have taken effect. Latest: {message}"
+        )
     return End(Status.FAILED, code, message, retry)
 
 

@@ -15,7 +15,16 @@ from uuid import UUID
 from pydantic import BaseModel, ValidationError
 
 from toolcalls import permissions, policy, tools
-from toolcalls.canonical import MISSING, Malformed, canonical_text, digest, inexact, parse_arguments, received_text, safe_text
+from toolcalls.canonical import (
+    MISSING,
+    Malformed,
+    canonical_text,
+    digest,
+    inexact,
+    parse_arguments,
+    received_text,
+    safe_text,
+)
 from toolcalls.effects import Effect
 from toolcalls.policy import Defaults, Effective, Limit
 from toolcalls.states import UNFINISHED, Status
@@ -211,8 +220,14 @@ def _faults(schema: dict[str, Any], error: ValidationError) -> str:
     for fault in error.errors(include_url=False):
         path = ".".join(map(str, fault["loc"])) or "arguments"
         hint = _description(schema, fault["loc"])
-        said = fault["msg"].replace("Input should be", "must be").replace("Extra inputs are not permitted", "no such field")
-        given = "" if fault["type"] in ("missing", "extra_forbidden") else f", not {safe_text(repr(fault['input']), 60)}"
+        said = (
+            fault["msg"]
+            .replace("Input should be", "must be")
+            .replace("Extra inputs are not permitted", "no such field")
+        )
+        given = (
+            "" if fault["type"] in ("missing", "extra_forbidden") else f", not {safe_text(repr(fault['input']), 60)}"
+        )
         lines.append(f"{safe_text(path, 120)}: {said}{given}.{f' {hint}' if hint else ''}")
     return safe_text("\n".join(lines), MESSAGE_LIMIT)
 
@@ -228,9 +243,15 @@ def _description(schema: dict[str, Any], path: Sequence[str | int]) -> str:
 
 
 def decide(
-    examined: Examined, facts: Facts, agent: AgentTerms, *, used: Used, defaults: Defaults,
-    checked: Refusal | bool | None = None, amending: bool = False,
-) -> Verdict:  # fmt: skip
+    examined: Examined,
+    facts: Facts,
+    agent: AgentTerms,
+    *,
+    used: Used,
+    defaults: Defaults,
+    checked: Refusal | bool | None = None,
+    amending: bool = False,
+) -> Verdict:
     """Decide one proposal: stages 0 to 7 in their order, the first refusal wins.
 
     ``checked`` is what the tool's own check said: None where it was not asked, True where it passed. An amendment is a
@@ -333,7 +354,9 @@ def guard_repeats(examined: Examined, facts: Facts, *, writes: bool, max_repeats
             message = "A person has decided on this operation in this session; people are not asked twice."
             return Refusal("ALREADY_REJECTED", message, each.id)
     if len(same) >= max_repeats:
-        return Refusal("LOOP_DETECTED", f"This operation ended without success {len(same)} times in this session.", same[0].id)
+        return Refusal(
+            "LOOP_DETECTED", f"This operation ended without success {len(same)} times in this session.", same[0].id
+        )
     return None
 
 
@@ -341,7 +364,9 @@ def _looping_read(same: Sequence[Earlier], max_repeats: int) -> Refusal | None:
     """Refuse a read whose latest ``max_repeats`` answers were all the same."""
     latest = sorted((each for each in same if each.status == Status.SUCCEEDED), key=lambda each: each.id)[-max_repeats:]
     if len(latest) == max_repeats and len({each.result_hash for each in latest}) == 1:
-        return Refusal("LOOP_DETECTED", f"The same read gave the same result {max_repeats} times; use that.", latest[-1].id)
+        return Refusal(
+            "LOOP_DETECTED", f"The same read gave the same result {max_repeats} times; use that.", latest[-1].id
+        )
     return None
 
 

@@ -64,7 +64,9 @@ def _begin_pass() -> datetime:
         row, _ = SweepPass.objects.select_for_update().get_or_create(pk=1)
         before, now = row.at, lifecycle.clock()
         if before is None or now - before > timedelta(seconds=3 * settings.SWEEP_EVERY):
-            Worker.objects.filter(suspected_at__isnull=False, gone_at=None).update(suspected_at=None, suspected_beat=None)
+            Worker.objects.filter(suspected_at__isnull=False, gone_at=None).update(
+                suspected_at=None, suspected_beat=None
+            )
         row.at = now
         row.save(update_fields=["at"])
         return before or now
@@ -93,8 +95,10 @@ def _answer_alarms() -> int:
         with transaction.atomic():
             row = (
                 Call.objects.select_for_update(no_key=True, skip_locked=True)
-                .defer(*lifecycle.BULKY).filter(pk=call).first()
-            )  # fmt: skip
+                .defer(*lifecycle.BULKY)
+                .filter(pk=call)
+                .first()
+            )
             moved += row is not None and lifecycle.on_alarm(row)
     return moved
 
@@ -144,6 +148,6 @@ def _ring_where_nobody_came(*, retryable: bool, since: datetime) -> None:
     if newly_due:
         dispatch.ring(retryable=retryable)
     bell = Bell.objects.get(pk=kind)
-    pause = timedelta(seconds=min(settings.RING_AGAIN_AFTER * 2**min(bell.rings_again, 10), LONGEST_RING_PAUSE))
+    pause = timedelta(seconds=min(settings.RING_AGAIN_AFTER * 2 ** min(bell.rings_again, 10), LONGEST_RING_PAUSE))
     if now - oldest > pause and (bell.last_rung_at is None or now - bell.last_rung_at > pause):
         dispatch.ring_again(retryable=retryable)

@@ -108,9 +108,7 @@ def get_order(order_id: str, *, deadline: datetime | None = None) -> Order:
     return _ask("GET", f"/orders/{quote(order_id, safe='')}", answer=Order, deadline=deadline)
 
 
-def refund(
-    order_id: str, *, amount_cents: int, currency: str, key: str, deadline: datetime | None = None
-) -> Refund:
+def refund(order_id: str, *, amount_cents: int, currency: str, key: str, deadline: datetime | None = None) -> Refund:
     """This will refund ``amount_cents`` once per ``key``, however often it is asked.
 
     Raises NotRun, InDoubt, or ToolRejected (``ALREADY_REFUNDED``, ``EXCEEDS_TOTAL``, ``CURRENCY_MISMATCH``…).

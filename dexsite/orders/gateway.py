@@ -153,9 +153,7 @@ class Store:
             if left == 0:
                 raise RefusedError(409, "already_refunded", "The order is refunded in full already.")
             if amount > left:
-                raise RefusedError(
-                    409, "exceeds_total", f"Only {left} cents of the order are left to refund."
-                )
+                raise RefusedError(409, "exceeds_total", f"Only {left} cents of the order are left to refund.")
             made = {"order_id": order_id, "amount_cents": amount, "currency": currency, "key": key}
             made |= _record(db, "refund", **made)
         return 201, {**made, "repeated": False}
@@ -189,9 +187,9 @@ class Store:
         where = " AND ".join(["1", *(f"{columns[name]} = ?" for name in filters)])
         values = tuple(filters.values())
         with self._reading() as db:
-            by_kind = db.execute(f"SELECT kind, count(*) FROM effects WHERE {where} GROUP BY kind", values)  # noqa: S608 - names of ours
+            by_kind = db.execute(f"SELECT kind, count(*) FROM effects WHERE {where} GROUP BY kind", values)
             counts = dict.fromkeys(RECEIPTS, 0) | dict(by_kind.fetchall())
-            listing = f"SELECT * FROM effects WHERE {where} ORDER BY id LIMIT ?"  # noqa: S608 - names of ours
+            listing = f"SELECT * FROM effects WHERE {where} ORDER BY id LIMIT ?"
             rows = db.execute(listing, (*values, limit)).fetchall()
         listed = [{**dict(row), "receipt_id": _receipt(row["kind"], row["id"])} for row in rows]
         return {"counts": counts, "total": sum(counts.values()), "effects": listed}
@@ -228,7 +226,7 @@ def _refund_under(db: sqlite3.Connection, key: str) -> Body | None:
 def _record(db: sqlite3.Connection, kind: str, **values: Any) -> Body:
     """This will write an effect down and give its receipt: ``{receipt_id, id, at}``."""
     values |= {"kind": kind, "at": datetime.now(UTC).isoformat()}
-    insert = f"INSERT INTO effects ({', '.join(values)}) VALUES ({', '.join('?' * len(values))})"  # noqa: S608
+    insert = f"INSERT INTO effects ({', '.join(values)}) VALUES ({', '.join('?' * len(values))})"
     db.execute(insert, tuple(values.values()))
     effect_id = int(db.execute("SELECT last_insert_rowid()").fetchone()[0])
     return {"receipt_id": _receipt(kind, effect_id), "id": effect_id, "at": values["at"]}
@@ -251,12 +249,8 @@ def _text(value: Any) -> str:
 
 
 def _new_order(order: Body) -> tuple[str, str, str, int]:
-    if not isinstance(order, dict) or not {"order_id", "customer_id", "currency", "total_cents"} == set(
-        order
-    ):
-        raise RefusedError(
-            422, "invalid_order", "An order is {order_id, customer_id, currency, total_cents}."
-        )
+    if not isinstance(order, dict) or not {"order_id", "customer_id", "currency", "total_cents"} == set(order):
+        raise RefusedError(422, "invalid_order", "An order is {order_id, customer_id, currency, total_cents}.")
     if order["currency"] not in CURRENCIES:
         raise RefusedError(422, "invalid_order", f"The currency must be one of {', '.join(CURRENCIES)}.")
     return (
@@ -606,9 +600,7 @@ ROUTES = (
 
 def main() -> None:
     """This will serve until it is told to stop (SIGINT, SIGTERM)."""
-    parser = argparse.ArgumentParser(
-        prog="python -m dexsite.orders.gateway", description="The shop's order service."
-    )
+    parser = argparse.ArgumentParser(prog="python -m dexsite.orders.gateway", description="The shop's order service.")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8001, help="0 takes a free one (default 8001)")
     parser.add_argument("--data", type=Path, required=True, help="its SQLite file")

@@ -8,12 +8,8 @@ from dexsite.orders import client
 from toolcalls.effects import Effect
 from toolcalls.tools import Found, NotFound, ToolContext, ToolRejected, tool
 
-OrderId = Annotated[
-    str, Field(pattern=r"^ORD-[0-9]+$", max_length=40, description="The order's ID, like ORD-1001.")
-]
-CustomerId = Annotated[
-    str, Field(pattern=r"^CUS-[0-9]+$", max_length=40, description="The customer's ID, like CUS-1.")
-]
+OrderId = Annotated[str, Field(pattern=r"^ORD-[0-9]+$", max_length=40, description="The order's ID, like ORD-1001.")]
+CustomerId = Annotated[str, Field(pattern=r"^CUS-[0-9]+$", max_length=40, description="The customer's ID, like CUS-1.")]
 
 
 class _Arguments(BaseModel):
@@ -27,30 +23,22 @@ class GetOrder(_Arguments):
 class RefundOrder(_Arguments):
     order_id: OrderId
     amount_cents: Annotated[int, Field(gt=0, description="The amount to refund, in cents: 25.90 is 2590.")]
-    currency: Annotated[
-        Literal["BRL", "USD", "EUR"], Field(description="The order's own currency: BRL, USD or EUR.")
-    ]
+    currency: Annotated[Literal["BRL", "USD", "EUR"], Field(description="The order's own currency: BRL, USD or EUR.")]
     reason: Annotated[
         Literal["damaged", "not_delivered", "wrong_item", "customer_request", "other"],
         Field(description="Why: damaged, not_delivered, wrong_item, customer_request or other."),
     ] = "customer_request"
-    note: Annotated[
-        str, Field(max_length=500, description="For the person who decides, at most 500 characters.")
-    ] = ""
+    note: Annotated[str, Field(max_length=500, description="For the person who decides, at most 500 characters.")] = ""
 
 
 class CancelOrder(_Arguments):
     order_id: OrderId
-    reason: Annotated[
-        str, Field(max_length=500, description="Why, in a sentence of at most 500 characters.")
-    ] = ""
+    reason: Annotated[str, Field(max_length=500, description="Why, in a sentence of at most 500 characters.")] = ""
 
 
 class NotifyCustomer(_Arguments):
     customer_id: CustomerId
-    message: Annotated[
-        str, Field(min_length=1, max_length=1000, description="Plain text, at most 1,000 characters.")
-    ]
+    message: Annotated[str, Field(min_length=1, max_length=1000, description="Plain text, at most 1,000 characters.")]
 
 
 @tool(effect=Effect.READ, timeout=10)

@@ -47,9 +47,7 @@ def listening(pgmq: Connection, heard: list[float]) -> Consumer:
         heard.append(time.monotonic())
         message.ack()  # type: ignore[attr-defined]
 
-    return Consumer(
-        pgmq.default_channel, [Queue(QUEUE.name, QUEUE.exchange, QUEUE.routing_key)], callbacks=[hear]
-    )
+    return Consumer(pgmq.default_channel, [Queue(QUEUE.name, QUEUE.exchange, QUEUE.routing_key)], callbacks=[hear])
 
 
 def drain(pgmq: Connection, until: Callable[[], bool], within: float = 5.0) -> None:

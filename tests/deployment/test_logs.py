@@ -9,9 +9,7 @@ from dexsite.logs import JsonLines
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
 
 
-def record(
-    message: str, args: object = (), exc_info: ExcInfo | None = None, **extra: object
-) -> logging.LogRecord:
+def record(message: str, args: object = (), exc_info: ExcInfo | None = None, **extra: object) -> logging.LogRecord:
     return logging.getLogger("t").makeRecord("t", logging.INFO, "f", 1, message, args, exc_info, extra=extra)  # type: ignore[arg-type]
 
 

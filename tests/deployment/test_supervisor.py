@@ -63,9 +63,7 @@ def gone(pid: int) -> bool:
 def test_programs_are_stopped_round_by_round(tmp_path: Path) -> None:
     log = tmp_path / "log"
     programs = [
-        Program(
-            name, python(POLITE, log, name), stop_round=stop_round, ready=(tmp_path / f"log{name}").exists
-        )
+        Program(name, python(POLITE, log, name), stop_round=stop_round, ready=(tmp_path / f"log{name}").exists)
         for name, stop_round in (("shop", 1), ("web", 0), ("worker", 0))
     ]
     with Supervisor() as supervisor:
@@ -77,9 +75,7 @@ def test_programs_are_stopped_round_by_round(tmp_path: Path) -> None:
 
 def test_what_does_not_stop_in_time_is_killed_with_its_children(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
-    stubborn = Program(
-        "stubborn", python(STUBBORN, pid_file), stop_within=0.3, ready=lambda: has_text(pid_file)
-    )
+    stubborn = Program("stubborn", python(STUBBORN, pid_file), stop_within=0.3, ready=lambda: has_text(pid_file))
     with Supervisor() as supervisor:
         supervisor.start(stubborn)
         begun = time.monotonic()

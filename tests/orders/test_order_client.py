@@ -147,9 +147,7 @@ def test_busy_with_a_promise_did_not_run_and_tells_the_delay(
 
 @every_request
 @pytest.mark.parametrize("behaviour", ["bare_503", "close_before", "lose_answer", "error_500_after"])
-def test_no_answer_or_a_fault_after_sending_is_in_doubt(
-    gateway: Gateway, path: str, ask: Ask, behaviour: str
-) -> None:
+def test_no_answer_or_a_fault_after_sending_is_in_doubt(gateway: Gateway, path: str, ask: Ask, behaviour: str) -> None:
     gateway.switch(path, behaviour)
     with pytest.raises(InDoubt) as caught:
         ask()
@@ -249,9 +247,7 @@ def test_an_answer_that_breaks_off_or_is_no_http_is_in_doubt(settings: Any, head
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 503])
-def test_a_fault_in_the_services_words_but_without_its_promise_is_in_doubt(
-    settings: Any, status: int
-) -> None:
+def test_a_fault_in_the_services_words_but_without_its_promise_is_in_doubt(settings: Any, status: int) -> None:
     body = b'{"code": "busy", "message": "Busy."}'
     head = f"HTTP/1.1 {status} X\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     with one_answer(settings, head.encode() + body), pytest.raises(InDoubt):
@@ -261,9 +257,7 @@ def test_a_fault_in_the_services_words_but_without_its_promise_is_in_doubt(
 @pytest.mark.parametrize("delay", ["nan", "inf", "-1", "Wed, 21 Oct 2026 07:28:00 GMT", ""])
 def test_a_delay_that_is_no_number_of_seconds_is_left_to_the_system(settings: Any, delay: str) -> None:
     body = b'{"code": "busy", "message": "Busy.", "nothing_done": true}'
-    head = (
-        f"HTTP/1.1 503 X\r\nRetry-After: {delay}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-    )
+    head = f"HTTP/1.1 503 X\r\nRetry-After: {delay}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     with one_answer(settings, head.encode() + body), pytest.raises(NotRun) as caught:
         refund()
     assert caught.value.retry_after is None
@@ -321,9 +315,7 @@ def test_one_connection_serves_one_call_after_another(settings: Any) -> None:
 def test_many_threads_share_the_client(gateway: Gateway) -> None:
     with ThreadPoolExecutor(32) as pool:
         keys = [f"k{n}" for n in range(200)]
-        made = list(
-            pool.map(lambda k: client.refund("ORD-1001", amount_cents=1, currency="BRL", key=k), keys)
-        )
+        made = list(pool.map(lambda k: client.refund("ORD-1001", amount_cents=1, currency="BRL", key=k), keys))
     assert len({each.receipt_id for each in made}) == 200 == gateway.applied
 
 

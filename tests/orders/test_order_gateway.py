@@ -57,9 +57,7 @@ def test_twenty_at_once_under_one_key_are_one_refund(gateway: Gateway) -> None:
     ("order_id", "amount", "currency"),
     [("ORD-1001", 101, "BRL"), ("ORD-1001", 100, "USD"), ("ORD-1002", 100, "BRL")],
 )
-def test_a_key_with_another_body_is_refused(
-    gateway: Gateway, order_id: str, amount: int, currency: str
-) -> None:
+def test_a_key_with_another_body_is_refused(gateway: Gateway, order_id: str, amount: int, currency: str) -> None:
     gateway.refund("ORD-1001", 100, key="one")
     refused = gateway.refund(order_id, amount, currency, key="one")
     assert (refused.status_code, refused.json()["code"]) == (422, "key_reused")
@@ -129,9 +127,7 @@ def test_cancellations_and_notifications_take_no_key_so_each_counts(gateway: Gat
     assert len(receipts) == 4
     assert gateway.effects()["counts"] == {"refund": 0, "cancellation": 2, "notification": 2}
     assert gateway.request("GET", "/orders/ORD-1001").json()["status"] == "cancelled"
-    assert (
-        gateway.request("POST", "/customers/CUS-77/notifications", json={"message": "x"}).status_code == 404
-    )
+    assert gateway.request("POST", "/customers/CUS-77/notifications", json={"message": "x"}).status_code == 404
 
 
 def test_effects_are_listed_with_key_and_amount_and_can_be_filtered(gateway: Gateway) -> None:
@@ -200,9 +196,7 @@ def test_orders_can_be_added_and_the_same_again_changes_nothing(gateway: Gateway
     first = gateway.request("POST", "/orders", json=[order, {**order, "order_id": "ORD-8"}])
     assert (first.status_code, first.json()["added"]) == (201, 2)
     assert gateway.request("POST", "/orders", json=order).status_code == 200
-    refused = gateway.request(
-        "POST", "/orders", json=[{**order, "order_id": "ORD-9"}, {**order, "total_cents": 1}]
-    )
+    refused = gateway.request("POST", "/orders", json=[{**order, "order_id": "ORD-9"}, {**order, "total_cents": 1}])
     assert (refused.status_code, refused.json()["code"]) == (409, "order_exists")
     assert gateway.request("GET", "/orders/ORD-9").status_code == 404
     assert gateway.request("POST", "/orders", json={**order, "extra": 1}).status_code == 422
@@ -289,9 +283,7 @@ def test_a_switch_with_a_slip_is_refused(gateway: Gateway, body: Any) -> None:
     assert gateway.switches() == []
 
 
-@pytest.mark.parametrize(
-    ("content", "status"), [(b"{", 400), (b"[]", 422), (b"\xff", 400), (b"[" * 100_000, 400)]
-)
+@pytest.mark.parametrize(("content", "status"), [(b"{", 400), (b"[]", 422), (b"\xff", 400), (b"[" * 100_000, 400)])
 def test_a_body_that_is_no_object_is_refused(gateway: Gateway, content: bytes, status: int) -> None:
     headers = {"Idempotency-Key": "one"}
     answer = gateway.request("POST", "/orders/ORD-1001/refunds", content=content, headers=headers)

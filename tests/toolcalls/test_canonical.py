@@ -540,9 +540,7 @@ def test_spellings_of_a_character_are_one_text_but_nfc_and_nfd_stay_different() 
     composed, split = unicodedata.normalize("NFC", "é"), unicodedata.normalize("NFD", "é")
     assert canonical_text(parse(r'{"a":"\u00e9\/"}')) == canonical_text({"a": composed + "/"})
     assert canonical_text({"a": composed}) != canonical_text({"a": split})
-    assert canonical_text(parse(canonical_text({composed: 1, split: 2}))) == canonical_text(
-        {composed: 1, split: 2}
-    )
+    assert canonical_text(parse(canonical_text({composed: 1, split: 2}))) == canonical_text({composed: 1, split: 2})
 
 
 @pytest.mark.parametrize("value", [True, 1, "1", [1], {"1": 1}, None, "", [], {}, False, 0, "null", "true"])
@@ -563,9 +561,7 @@ def test_what_parsing_would_refuse_has_no_canonical_text() -> None:
     assert canonical_text(deep[0]) == "[" * 32 + "1" + "]" * 32
 
 
-@pytest.mark.parametrize(
-    "value", [{1: 2}, {None: 1}, {"a": {1}}, b"x", datetime(2026, 1, 1, tzinfo=UTC), object()]
-)
+@pytest.mark.parametrize("value", [{1: 2}, {None: 1}, {"a": {1}}, b"x", datetime(2026, 1, 1, tzinfo=UTC), object()])
 def test_a_type_that_json_does_not_have_is_a_programming_error(value: object) -> None:
     with pytest.raises(TypeError):
         canonical_text(value)
@@ -649,9 +645,7 @@ def test_a_received_text_can_always_be_stored(received: object) -> None:
 # IDs
 
 
-@pytest.mark.parametrize(
-    "value", ["a", "call_x|fc_y", "functions.search:0", "!~", "x" * 200, "-", "%00", '"<b>"']
-)
+@pytest.mark.parametrize("value", ["a", "call_x|fc_y", "functions.search:0", "!~", "x" * 200, "-", "%00", '"<b>"'])
 def test_an_id_that_providers_send_is_taken_as_it_is(value: str) -> None:
     assert check_id(value, what="tool_call_id") == value
 
@@ -759,9 +753,7 @@ def test_what_an_author_naturally_returns_is_kept_without_a_warning() -> None:
         {"number": str(number), "at": "2026-01-02T03:04:05Z", "amount": "25.90", "lines": plain},
         "",
     )
-    assert kept(
-        {"at": at, "day": date(2026, 1, 2), "for": timedelta(seconds=90), "id": number, 5: "five"}
-    ) == (
+    assert kept({"at": at, "day": date(2026, 1, 2), "for": timedelta(seconds=90), "id": number, 5: "five"}) == (
         {"at": at.isoformat(), "day": "2026-01-02", "for": "0:01:30", "id": str(number), "5": "five"},
         "",
     )
@@ -904,9 +896,7 @@ def test_a_result_of_exactly_the_limit_is_kept_whole() -> None:
         | st.sets(st.integers()),
         lambda inner: (
             st.lists(inner)
-            | st.dictionaries(
-                st.text(st.characters(exclude_categories=[])) | st.integers() | st.none(), inner
-            )
+            | st.dictionaries(st.text(st.characters(exclude_categories=[])) | st.integers() | st.none(), inner)
         ),
         max_leaves=20,
     ),

@@ -1,8 +1,8 @@
 """One call walks through every room."""
 
+from tests.worlds import World, a_tool
 from toolcalls.effects import Effect
 from toolcalls.journal import Head, seal_waiting, verify
-from tests.worlds import World, a_tool
 
 
 def test_a_read_runs_at_once_and_its_journal_tells_of_it(world: World) -> None:

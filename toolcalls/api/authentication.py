@@ -17,6 +17,7 @@ from rest_framework.request import Request
 from toolcalls.models import Agent, AgentKey, UserToken
 from toolcalls.secrets import TOKEN_PREFIX, digest_of
 
+
 class AgentPrincipal:
     """An authenticated agent, in the place where DRF keeps the user."""
 

@@ -82,7 +82,9 @@ class OpenSession(Body):
     session_id: SessionId | None = None
     on_behalf_of: Annotated[Text, Field(max_length=200)] = ""
     default_effect: Literal["read", "idempotent_write", "non_idempotent_write", "unclassified"] | None = None
-    allowed_tools: Annotated[list[Annotated[Text, Field(min_length=1, max_length=64)]], Field(max_length=200)] | None = None
+    allowed_tools: (
+        Annotated[list[Annotated[Text, Field(min_length=1, max_length=64)]], Field(max_length=200)] | None
+    ) = None
     budgets: Budgets = Budgets()
     metadata: dict[str, Any] = {}
 
@@ -150,7 +152,14 @@ class CallAnswer(Answer):
     tool: str
     tool_version: str
     status: Literal[
-        "awaiting_approval", "approved", "executing", "outcome_unknown", "succeeded", "failed", "rejected", "budget_exhausted"
+        "awaiting_approval",
+        "approved",
+        "executing",
+        "outcome_unknown",
+        "succeeded",
+        "failed",
+        "rejected",
+        "budget_exhausted",
     ]
     code: str
     message: str

@@ -21,7 +21,7 @@ from a2wsgi.wsgi import build_environ
 from django.core import signals
 from django.core.handlers.wsgi import WSGIHandler, WSGIRequest
 from django.db import connection
-from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
+from django.http import HttpRequest, HttpResponse
 
 from toolcalls.api.bodies import BODY_LIMIT
 from toolcalls.api.problems import MEDIA_TYPE, body
@@ -210,7 +210,8 @@ class _Answer:
 
 
 def _plain(request: HttpRequest, response: Any) -> _Answer:
-    content = b"".join(response.streaming_content) if isinstance(response, StreamingHttpResponse) else response.content
+    # Static files stream; nothing else does.
+    content = b"".join(response.streaming_content) if response.streaming else response.content
     headers = [(name.encode("latin1"), value.encode("latin1")) for name, value in response.items()]
     headers += [(b"Set-Cookie", morsel.OutputString().encode("latin1")) for morsel in response.cookies.values()]
     if isinstance(response, HttpResponse) and "Content-Length" not in response:

@@ -25,18 +25,31 @@ class Problem(exceptions.APIException):
 
 
 TITLES = {
-    400: "The request is malformed", 401: "Authentication is needed", 403: "Not allowed", 404: "Not found",
-    405: "Method not allowed", 406: "Not acceptable", 409: "Conflict", 413: "Too large", 415: "Unsupported media type",
-    422: "Cannot be processed", 429: "Too many requests", 500: "Internal error", 503: "Unavailable",
-}  # fmt: skip
+    400: "The request is malformed",
+    401: "Authentication is needed",
+    403: "Not allowed",
+    404: "Not found",
+    405: "Method not allowed",
+    406: "Not acceptable",
+    409: "Conflict",
+    413: "Too large",
+    415: "Unsupported media type",
+    422: "Cannot be processed",
+    429: "Too many requests",
+    500: "Internal error",
+    503: "Unavailable",
+}
 
 
 def body(status_code: int, code: str, detail: str, *, errors: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
     """Make the JSON of a problem."""
     problem: dict[str, Any] = {
-        "type": f"urn:dexsite:problem:{code.lower()}", "title": TITLES.get(status_code, "Error"), "status": status_code,
-        "detail": detail, "code": code,
-    }  # fmt: skip
+        "type": f"urn:dexsite:problem:{code.lower()}",
+        "title": TITLES.get(status_code, "Error"),
+        "status": status_code,
+        "detail": detail,
+        "code": code,
+    }
     if errors:
         problem["errors"] = list(errors)
     return problem
@@ -74,8 +87,6 @@ def handle(error: Exception, context: dict[str, Any]) -> Response | None:
     response = Response(body(status_code, code, detail, errors=errors), status=status_code, content_type=MEDIA_TYPE)
     if status_code == status.HTTP_401_UNAUTHORIZED:
         response["WWW-Authenticate"] = "Bearer"
-    if isinstance(error, exceptions.Throttled) and error.wait is not None:
-        response["Retry-After"] = str(max(1, round(error.wait)))
     response.accepted_renderer = JSONRenderer()
     return response
 

@@ -17,9 +17,11 @@ LATE_TEXT = 1000
 def complete(calls: QuerySet[Call]) -> QuerySet[Call]:
     """Fetch along what rendering a call reads."""
     attempts = Attempt.objects.order_by("number").defer("message")
-    return calls.select_related("session", "turn", "replay_of", "amended_by", "amends").defer(
-        "received", "raw_result", "replay_of__received", "replay_of__raw_result"
-    ).prefetch_related(Prefetch("attempts", attempts), "decisions")  # fmt: skip
+    return (
+        calls.select_related("session", "turn", "replay_of", "amended_by", "amends")
+        .defer("received", "raw_result", "replay_of__received", "replay_of__raw_result")
+        .prefetch_related(Prefetch("attempts", attempts), "decisions")
+    )
 
 
 def when(at: datetime | None) -> str | None:
@@ -37,17 +39,22 @@ def call(row: Call, *, replayed: bool = False) -> dict[str, Any]:
     return _call(
         row,
         replayed=replayed or row.replay_of_id is not None,
-        attempts=[_attempt(each, row) for each in row.attempts.all()],
+        attempts=[_attempt(each) for each in row.attempts.all()],
         decisions=[
             {"decision": each.decision, "reason": each.reason, "at": when(each.at)}
-            for each in row.decisions.all()  # type: ignore[attr-defined]
+            for each in row.decisions.all()
         ],
         amended_to=str(amended.pk) if amended else None,
     )
 
 
 def _call(
-    row: Call, *, replayed: bool, attempts: list[dict[str, Any]], decisions: list[dict[str, Any]], amended_to: str | None
+    row: Call,
+    *,
+    replayed: bool,
+    attempts: list[dict[str, Any]],
+    decisions: list[dict[str, Any]],
+    amended_to: str | None,
 ) -> dict[str, Any]:
     retry = advice(row.status, row.code, tool_says=row.retry)
     frozen = json.loads(row.policy) if row.policy else None
@@ -85,7 +92,7 @@ def _call(
         "settled": {"verdict": row.settled_verdict, "at": when(row.settled_at)} if row.settled_at else None,
         "amended_to": amended_to,
         "amends": _id(row.amends_id),
-        "allowed_next_actions": next_actions(row.status, row.code, retry),
+        "allowed_next_actions": next_actions(row.status, retry),
         "trace_id": row.trace_id,
         "proposed_at": when(row.proposed_at),
         "approved_at": when(row.approved_at),
@@ -120,7 +127,7 @@ def _result(row: Call, frozen: dict[str, Any] | None, sensitive: list[str]) -> A
     return value if len(text) * 4 <= limit else json.loads(result_text(value, limit=limit)[0])
 
 
-def _attempt(each: Attempt, row: Call) -> dict[str, Any]:
+def _attempt(each: Attempt) -> dict[str, Any]:
     late = None
     if each.late_at:
         text = masking.masked_text((each.late_text or "")[:LATE_TEXT])
@@ -168,7 +175,10 @@ def session_head(row: Session) -> dict[str, Any]:
         "budgets": {
             "calls": {"limit": row.calls_limit, "used": row.calls_used},
             "turns": {"limit": row.turns_limit, "used": row.turns_used},
-            "seconds": {"limit": row.seconds_limit, "used": int((min(until, ends or until) - row.opened_at).total_seconds())},
+            "seconds": {
+                "limit": row.seconds_limit,
+                "used": int((min(until, ends or until) - row.opened_at).total_seconds()),
+            },
             "spend": {"limit": row.spend_limit, "used": row.spend_used},
         },
         "opened_at": when(row.opened_at),

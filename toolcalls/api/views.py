@@ -20,7 +20,7 @@ from toolcalls.api import bodies, pages, render
 from toolcalls.api.authentication import AgentPrincipal, IsAgent, IsAnyone, KeyAuthentication
 from toolcalls.api.door import Waiting
 from toolcalls.api.problems import Problem, body
-from toolcalls.canonical import canonical_text, digest
+from toolcalls.canonical import canonical_text, check_id, digest
 from toolcalls.filters import CallFilter
 from toolcalls.intake import Answered, Mismatch, NoSuchSession, Opening
 from toolcalls.models import Agent, Call, CallQuerySet, Session, Turn, new_id
@@ -32,8 +32,14 @@ _PREFER = re.compile(r"(?:^|[,;\s])wait\s*=\s*(\d{1,6})(?=$|[,;\s])")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 
 PROBLEM = bodies.ProblemAnswer
-WAIT = OpenApiParameter("wait", int, description=f"Hold the answer until the call is final, up to this many seconds ({LONGEST_WAIT} at most).")
-PREFER = OpenApiParameter("Prefer", str, OpenApiParameter.HEADER, description="`wait=N`: hold the answer up to N seconds.")
+WAIT = OpenApiParameter(
+    "wait",
+    int,
+    description=f"Hold the answer until the call is final, up to this many seconds ({LONGEST_WAIT} at most).",
+)
+PREFER = OpenApiParameter(
+    "Prefer", str, OpenApiParameter.HEADER, description="`wait=N`: hold the answer up to N seconds."
+)
 
 
 def problems(*statuses: int) -> dict[int, type[bodies.ProblemAnswer]]:
@@ -89,9 +95,10 @@ def empty(request: Request) -> None:
 
 class Sessions(AgentView):
     @extend_schema(
-        request=bodies.OpenSession, responses={200: bodies.SessionAnswer, 201: bodies.SessionAnswer, **problems(403, 409)},
+        request=bodies.OpenSession,
+        responses={200: bodies.SessionAnswer, 201: bodies.SessionAnswer, **problems(403, 409)},
         operation_id="open_session",
-    )  # fmt: skip
+    )
     def post(self, request: Request) -> Response:
         """Open a session. The same again answers 200, the same ID with another body 409."""
         asked = bodies.read(request, bodies.OpenSession)
@@ -116,7 +123,9 @@ class OneSession(AgentView):
 
 
 class CloseSession(AgentView):
-    @extend_schema(request=None, responses={200: bodies.SessionAnswer, **problems(404, 409)}, operation_id="close_session")
+    @extend_schema(
+        request=None, responses={200: bodies.SessionAnswer, **problems(404, 409)}, operation_id="close_session"
+    )
     def post(self, request: Request, session_id: str) -> Response:
         """Close a session: it takes no new calls, and nothing else changes."""
         empty(request)
@@ -124,11 +133,15 @@ class CloseSession(AgentView):
 
 
 def became(calls: list[tuple[Call, str]]) -> Response:
-    return Response({"calls": [{"id": str(call.pk), "tool_call_id": call.tool_call_id, "became": to} for call, to in calls]})
+    return Response(
+        {"calls": [{"id": str(call.pk), "tool_call_id": call.tool_call_id, "became": to} for call, to in calls]}
+    )
 
 
 class CancelSession(AgentView):
-    @extend_schema(request=None, responses={200: bodies.CancelledAnswer, **problems(404, 409)}, operation_id="cancel_session")
+    @extend_schema(
+        request=None, responses={200: bodies.CancelledAnswer, **problems(404, 409)}, operation_id="cancel_session"
+    )
     def post(self, request: Request, session_id: str) -> Response:
         """Cancel a session and all its unfinished calls; says what became of each."""
         empty(request)
@@ -146,9 +159,11 @@ class CancelTurn(AgentView):
 
 class TurnCalls(AgentView):
     @extend_schema(
-        request=bodies.ProposedTurn, responses={200: bodies.CallsAnswer, **problems(404, 413, 422)}, parameters=[PREFER, WAIT],
+        request=bodies.ProposedTurn,
+        responses={200: bodies.CallsAnswer, **problems(404, 413, 422)},
+        parameters=[PREFER, WAIT],
         operation_id="propose_calls",
-    )  # fmt: skip
+    )
     def post(self, request: Request, session_id: str, turn_id: str) -> HttpResponse:
         """Propose the calls of a turn. Each is admitted or refused by itself, and stored either way.
 
@@ -156,8 +171,8 @@ class TurnCalls(AgentView):
         whole answer, where no call was good).
         """
         asked = bodies.read(request, bodies.ProposedTurn)
-        bodies.check_id(session_id, what="session_id")
-        bodies.check_id(turn_id, what="turn_id")
+        check_id(session_id, what="session_id")
+        check_id(turn_id, what="turn_id")
         proposals = [
             Proposal(each.tool_call_id, each.tool, each.arguments, each.operation_id or "") for each in asked.calls
         ]

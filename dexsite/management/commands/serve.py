@@ -26,9 +26,7 @@ class Command(BaseCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--web", action="store_true", help="only the web server, on PORT")
         parser.add_argument("--worker", action="store_true", help="only the worker that runs tools")
-        parser.add_argument(
-            "--sweeps", action="store_true", help="only the sweeps that settle what is overdue"
-        )
+        parser.add_argument("--sweeps", action="store_true", help="only the sweeps that settle what is overdue")
 
     def handle(self, *args: Any, **options: Any) -> None:
         chosen = [role for role in ROLES if options[role]]

@@ -16,7 +16,9 @@ class Command(BaseCommand):
         parser.add_argument("--team", required=True)
         parser.add_argument("--tool", action="append", required=True, help="name or pattern (* and ?); may be repeated")
         parser.add_argument("--default-effect", default="", choices=["", *Effect])
-        parser.add_argument("--owner", default="", help="the user that this agent belongs to, who may not approve its calls")
+        parser.add_argument(
+            "--owner", default="", help="the user that this agent belongs to, who may not approve its calls"
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         owner = None
@@ -26,9 +28,13 @@ class Command(BaseCommand):
                 raise CommandError(f"there is no user {options['owner']!r}")
         try:
             _, key = directory.create_agent(
-                options["name"], team=team(options["team"]), tools=options["tool"],
-                default_effect=str(options["default_effect"]), owner=owner, by=BY,
-            )  # fmt: skip
+                options["name"],
+                team=team(options["team"]),
+                tools=options["tool"],
+                default_effect=str(options["default_effect"]),
+                owner=owner,
+                by=BY,
+            )
         except directory.Refused as error:
             raise CommandError(str(error)) from None
         self.stdout.write(key)

@@ -37,7 +37,9 @@ class Command(BaseCommand):
             except DatabaseError as error:
                 connection.close()
                 if not away:
-                    logger.warning("the database is away; sweeping again until it is back", extra={"error": str(error).strip()})
+                    logger.warning(
+                        "the database is away; sweeping again until it is back", extra={"error": str(error).strip()}
+                    )
                 away = True
             stop.wait(max(0.0, settings.SWEEP_EVERY - (time.monotonic() - began)))
 

@@ -13,9 +13,11 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
-            "--anchor", metavar="FILE", type=Path,
+            "--anchor",
+            metavar="FILE",
+            type=Path,
             help="keep the heads here if the file does not exist; else also check that each chain still passes through them",
-        )  # fmt: skip
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         anchor: Path | None = options["anchor"]
