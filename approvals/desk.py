@@ -81,7 +81,7 @@ def _why_not_approve(call: Call, user: AbstractBaseUser) -> str:
     asked = call.agent.owner_id == user.pk or call.session.on_behalf_of == user.get_username()
     if asked and not frozen.requester_may_approve:
         return "You are the one this call is made for; somebody else must approve it."
-    if frozen.group and not user.groups.filter(name=frozen.group).exists():
+    if frozen.group and not user.groups.filter(name=frozen.group).exists():  # type: ignore[attr-defined]
         return f"Only members of {frozen.group} may approve this."
     return ""
 

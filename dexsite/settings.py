@@ -217,9 +217,10 @@ REST_FRAMEWORK: dict[str, Any] = {
 
 SPECTACULAR_SETTINGS: dict[str, Any] = {
     "TITLE": "Dexsite",
-    "DESCRIPTION": "Durable, approved and accounted-for tool calls of language-model agents.",
+    "DESCRIPTION": "The desk and runner that stands between AI agents and the world.",
     "VERSION": "1",
     "SERVE_INCLUDE_SCHEMA": False,
+    "OAS_VERSION": "3.1.0",
 }
 
 # -- logs: JSON lines on standard error
