@@ -124,10 +124,10 @@ class Policy(_Strict):
         return named.union(*(limit.measures() for limit in self.limits or ()))
 
 
-def parse(values: Mapping[str, Any], *, measures: set[str]) -> Policy:
+def parse(values: object, *, measures: set[str]) -> Policy:
     """Validate policy keys from any source. Raises InvalidPolicy, naming each faulty key."""
     try:
-        policy = Policy.model_validate(dict(values))
+        policy = Policy.model_validate(values)
     except ValidationError as error:
         faults = [f"{'.'.join(map(str, fault['loc'])) or 'policy'}: {fault['msg']}" for fault in error.errors()]
         raise InvalidPolicy("; ".join(faults)) from None
