@@ -130,9 +130,9 @@ def page_of(
     """Answer with a page of calls in their order, and the cursor of the next."""
     size, cursor = pages.size(request), pages.read(request, parts=parts)
     found = views.filtered(request, calls)
-    rows = list(render.complete(found.filter(after(cursor)) if cursor else found)[: size + 1])
+    rows = list((found.filter(after(cursor)) if cursor else found).only("pk", "deadline")[: size + 1])
     following = pages.cursor(*key(rows[size - 1])) if len(rows) > size else None
-    return Response({"calls": [render.call(each) for each in rows[:size]], "next": following})
+    return Response({"calls": render.calls([each.pk for each in rows[:size]]), "next": following})
 
 
 def _deadline_key(call: Call) -> tuple[str, ...]:

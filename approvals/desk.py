@@ -88,6 +88,8 @@ def _why_not_approve(call: Call, user: AbstractBaseUser) -> str:
 
 def _insist(call: Call, user: AbstractBaseUser, name: str) -> None:
     refused = next((each.refused for each in actions(call, user) if each.name == name), None)
+    if refused is None and name == "amend" and call.status == Status.AWAITING_APPROVAL:
+        raise NotAllowed("The policy of this tool allows no amendments.")
     if refused is None:
         raise Conflict("WRONG_STATE", f"The call is {call.status}; this is not possible now.")
     if refused:
@@ -124,7 +126,7 @@ def decide(
         row = _lock(call, user)
         at = lifecycle.clock()
         earlier = row.decisions.filter(user_id=user.pk).first()
-        if earlier is not None and earlier.decision == verdict and arguments_hash == masking.shown_hash(row):
+        if earlier is not None and earlier.decision == verdict and arguments_hash == masking.hash_of(row):
             return row
         conflict = _why_too_late(row, at=at, earlier=earlier)
         if conflict is None:
@@ -190,6 +192,10 @@ def _why_too_late(call: Call, *, at: datetime, earlier: Decision | None) -> Conf
         return Conflict("EXPIRED", f"The deadline passed at {_shown(call.deadline)}; the call did not run.")
     if call.code == "CANCELLED":
         return Conflict("CANCELLED", f"The call was cancelled at {_shown(call.finished_at)}.")
+    if call.code == "AMENDED":
+        made = call.amended_by.decisions.select_related("user").earliest("at")
+        said = f"{made.user.get_username()} amended the call at {_shown(made.at)}"
+        return Conflict("ALREADY_DECIDED", f"{said}; see call {made.call_id}.")
     last = Decision.objects.filter(call=call).select_related("user").order_by("-at").first()
     if last is not None:
         said = f"{last.user.get_username()} decided {last.decision} at {_shown(last.at)}"
@@ -198,7 +204,7 @@ def _why_too_late(call: Call, *, at: datetime, earlier: Decision | None) -> Conf
 
 
 def _why_stale(call: Call, arguments_hash: str, *, approves: bool) -> Conflict | None:
-    if arguments_hash != masking.shown_hash(call):
+    if arguments_hash != masking.hash_of(call):
         return Conflict("STALE", "These are not the arguments of this call; open it again and read them.")
     found = tools.find(call.tool)
     if approves and (found is None or found.version != call.tool_version):
@@ -218,20 +224,17 @@ def amend(
 
     Raises what ``decide`` raises, and intake.AmendmentRefused; then nothing is changed.
     """
-    seen = visible(user).filter(pk=call).select_related("session", "turn", "agent__team").first()
-    if seen is None:
-        raise NotVisible
-    # What can be told without the lock is told first: the tool's own check costs I/O.
-    _insist(seen, user, "amend")
+    # What can be told without I/O is told first, and again when the tool's own check has been asked.
+    with transaction.atomic():
+        conflict = _why_not_amend(_lock(call, user), user, arguments_hash, at=lifecycle.clock())
+    if conflict is not None:
+        raise conflict
+    seen = visible(user).select_related("session", "turn", "agent__team").get(pk=call)
     examined, checked = intake.examine_amendment(seen, arguments)
     with transaction.atomic():
         row = _lock(call, user, session_too=True)
         at = lifecycle.clock()
-        earlier = row.decisions.filter(user_id=user.pk).first()
-        conflict = _why_too_late(row, at=at, earlier=earlier)
-        if conflict is None:
-            _insist(row, user, "amend")
-            conflict = _why_stale(row, arguments_hash, approves=True)
+        conflict = _why_not_amend(row, user, arguments_hash, at=at)
         if conflict is None:
             new = intake.amend(row, examined, checked, by=actor(user))
             message = f"A person changed the arguments; see call {new.pk}.{f' {reason}' if reason else ''}"
@@ -250,6 +253,14 @@ def amend(
     if conflict is not None:
         raise conflict
     return new
+
+
+def _why_not_amend(call: Call, user: AbstractBaseUser, arguments_hash: str, *, at: datetime) -> Conflict | None:
+    conflict = _why_too_late(call, at=at, earlier=call.decisions.filter(user_id=user.pk).first())
+    if conflict is None:
+        _insist(call, user, "amend")
+        conflict = _why_stale(call, arguments_hash, approves=True)
+    return conflict
 
 
 def cancel(call: UUID, user: AbstractBaseUser) -> Call:

@@ -69,7 +69,7 @@ class Aim:
 def aims(measured: Sequence[Measured]) -> list[Aim]:
     """This will hold the lines against the aims."""
     by = {(line.name, line.sessions): line for line in measured}
-    eight, drain = by[ONE, 8].ratio, by[DRAIN, 1].ratio
+    eight, drain = by[ONE, 8].ratio, by[DRAIN, 8].ratio
     return [
         Aim("share of the floor at 8 sessions", 0.10, eight),
         Aim("share of the floor at 8 sessions, five calls a request", 0.20, by[FIVE, 8].ratio),

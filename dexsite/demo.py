@@ -146,7 +146,7 @@ class Story:
             ),
             Step(
                 "again",
-                "asks once more for the refund that was made",
+                "asks once more for the same refund",
                 "refund_order",
                 refund,
                 "succeeded",

@@ -103,8 +103,10 @@ class EmbeddedServer:
             last = False
         os.close(self._users)
         self._users = None
-        deadline = time.monotonic() + STOP_WITHIN
-        while last and _is_locked(self.home / "guardian.lock") and time.monotonic() < deadline:
+        begun = time.monotonic()
+        while last and _is_locked(self.home / "guardian.lock") and time.monotonic() < begun + STOP_WITHIN:
+            if (self.home / "ready").exists() and time.monotonic() > begun + 1:
+                return  # somebody came in between
             time.sleep(0.02)
         if last and self._guardian is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -115,6 +117,7 @@ class EmbeddedServer:
         return (self.home / "ready").exists() and _is_locked(self.home / "guardian.lock")
 
     def _start_guardian(self) -> None:
+        (self.home / "ready").unlink(missing_ok=True)
         command = [sys.executable, "-I", __file__, str(self.home)]
         # A session of its own: Ctrl-C at the terminal must reach the users, which stop before their database.
         self._guardian = subprocess.Popen(
@@ -199,7 +202,7 @@ def _is_locked(path: Path) -> bool:
 
 def _last_words(log: Path) -> str:
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-    telling = [line for line in lines if "FATAL" in line or "error" in line.lower()] or lines
+    telling = [line for line in lines[-10:] if "FATAL" in line] or lines
     return f"{telling[-1].strip()} (see {log})" if telling else f"no reason given (see {log})"
 
 
@@ -238,7 +241,7 @@ class Account:
         return become
 
     def _reaches(self, path: Path) -> bool:
-        """Whether each directory above `path`, and what `path` names, can be searched by everyone."""
+        """Whether everyone can search each directory above `path`."""
         return all(parent.stat().st_mode & 0o001 for parent in path.resolve().parents)
 
 
@@ -293,7 +296,7 @@ def guard(home: Path) -> None:
         ready.unlink(missing_ok=True)
         account = Account()
         account.own(sockets)
-        become = account.become([programs / "postgres", data, sockets / "socket"])
+        become = account.become([programs / "postgres", data, sockets])
         _ensure_data(data, programs, account=account, become=become)
         _end_leftover(data)
         server = _start(data, sockets, programs, become=become)
@@ -392,7 +395,10 @@ def _stop_when_unused(home: Path, server: subprocess.Popen[bytes]) -> None:
 
     def wait_for_the_last_user() -> None:
         with _locked(home / "users.lock"):
+            # Whoever comes now waits at the lock until this server is gone, and then starts the next.
+            (home / "ready").unlink(missing_ok=True)
             server.send_signal(signal.SIGINT)
+            server.wait()
 
     threading.Thread(target=wait_for_the_last_user, daemon=True).start()
 
@@ -431,6 +437,8 @@ def _is_server_of(pid: int, data: Path) -> bool:
 if __name__ == "__main__":
     try:
         guard(Path(sys.argv[1]))
-    except (EmbeddedServerError, OSError, subprocess.CalledProcessError) as problem:
+    except subprocess.CalledProcessError:
+        sys.exit(1)  # the program has said why
+    except (EmbeddedServerError, OSError) as problem:
         print(f"guardian: error: {problem}", file=sys.stderr, flush=True)
         sys.exit(1)

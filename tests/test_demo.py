@@ -1,8 +1,14 @@
-"""The demo proves nothing unless it can fail: its judgement against what a product might wrongly do."""
+"""The demo from end to end, and its judgement: it proves nothing unless it can fail."""
 
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+from django.conf import settings
 
 from dexsite.demo import Agent, Call, Effects, Orders, Run, Shop, Step, Story
 
@@ -110,3 +116,40 @@ def test_one_call_that_came_out_otherwise_is_a_fault(name: str, bent: dict[str, 
 )
 def test_one_effect_too_many_or_too_few_is_a_fault(effects: Effects) -> None:
     assert [fault.split(":")[0] for fault in faults(effects=effects)] == [effects.order_id]
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def demo_once(data_dir: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    port, orders_port = free_ports(2)
+    ours = {name: value for name, value in os.environ.items() if not name.startswith(("DATABASE_URL", "DEXSITE"))}
+    ours |= {"DEXSITE_DATA_DIR": str(data_dir), "PORT": str(port), "ORDERS_PORT": str(orders_port), **variables}
+    command = [sys.executable, "manage.py", "demo", "--once"]
+    return subprocess.run(
+        command, check=False, cwd=settings.BASE_DIR, env=ours, capture_output=True, text=True, timeout=180
+    )
+
+
+def test_the_demo_plays_to_its_end_without_a_person_and_again_on_the_same_data(tmp_path: Path) -> None:
+    for _ in range(2):
+        played = demo_once(tmp_path)
+        assert played.returncode == 0, f"{played.stdout}\n{played.stderr}"
+        assert "Every call, every state and every effect is as expected." in played.stdout
+        assert " NO" not in played.stdout
+
+
+def test_the_demo_says_which_port_is_taken_and_starts_nothing(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        played = demo_once(tmp_path, ORDERS_PORT=str(port))
+    assert played.returncode == 1
+    assert f"Port {port} is taken" in played.stderr
+    assert f"ORDERS_PORT={port + 1}" in played.stderr
+    assert "Traceback" not in played.stderr
+    assert not (tmp_path / "demo.log").exists()

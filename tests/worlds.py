@@ -4,21 +4,25 @@ Nothing here inserts a state: a call gets where it is by being proposed, decided
 """
 
 import itertools
+import os
+import socket
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
 from django.contrib.auth.models import User
-from django.db import connection
+from django.db import connection, transaction
 from pydantic import BaseModel, ConfigDict
 
 from approvals import desk
-from toolcalls import directory, intake, masking, tools
+from toolcalls import directory, intake, lifecycle, masking, tools
 from toolcalls.executor import Runner
 from toolcalls.intake import Answered, Mismatch, Opening
-from toolcalls.models import Agent, Call, JournalLine, Session, Team
+from toolcalls.models import Agent, Attempt, Call, JournalLine, Session, Team, Worker, new_id
 from toolcalls.pipeline import Proposal
 from toolcalls.tools import Tool, ToolContext, tool
 
@@ -56,6 +60,60 @@ def a_tool(function: Callable[[Thing, ToolContext], Any] | None = None, /, **pol
         yield made
     finally:
         tools._registry.pop(name, None)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a tool was entered with."""
+
+    arguments: Thing
+    key: str
+    attempt: int
+
+
+class Held:
+    """An ending that comes when it is let go: until then the tool runs."""
+
+    def __init__(self, ending: Any = None) -> None:
+        self._ending = ending
+        self.entered = threading.Event()
+        self._released = threading.Event()
+
+    def let_go(self) -> None:
+        """Let the tool end."""
+        self._released.set()
+
+    def wait(self) -> Any:
+        self.entered.set()
+        assert self._released.wait(WITHIN), "nobody let the tool go"
+        return self._ending
+
+
+class Script:
+    """A tool's body that plays endings in order, the last one from then on: what it returns, or what it raises.
+
+    entries: every time the tool was entered; their number is the number of effects.
+    """
+
+    def __init__(self, *endings: Any) -> None:
+        self._endings = list(endings) or [{"done": True}]
+        self.entries: list[Entry] = []
+
+    @property
+    def applied(self) -> int:
+        """How often the tool was entered."""
+        return len(self.entries)
+
+    def __call__(self, arguments: Thing, context: ToolContext) -> Any:
+        self.entries.append(Entry(arguments, context.idempotency_key, context.attempt))
+        ending = self._endings.pop(0) if len(self._endings) > 1 else self._endings[0]
+        if isinstance(ending, Held):
+            ending = ending.wait()
+        if callable(ending):
+            ending = ending(arguments, context)
+        if isinstance(ending, BaseException):
+            raise ending
+        return ending
 
 
 @dataclass
@@ -118,7 +176,7 @@ class World:
         return self.decide(call, "reject", by=by, reason=reason)
 
     def decide(self, call: Call, decision: str, *, by: User | None = None, reason: str = "", hash: str = "") -> Call:
-        seen = hash or masking.shown_hash(call)
+        seen = hash or masking.hash_of(call)
         return desk.decide(
             call.pk, by or self.ana, decision=decision, arguments_hash=seen, reason=reason, channel="desk"
         )
@@ -129,6 +187,43 @@ class World:
             self._runner = Runner(slots=4)
         for retryable in (True, False):
             self._runner.drain(retryable=retryable)
+
+    @contextmanager
+    def running(self) -> Iterator["Future[None]"]:
+        """Let the runner execute whatever is due beside the test; at the end it has recorded what it ran."""
+        with beside(self.run) as done:
+            yield done
+
+    def run_to_the_end(self, call: Call) -> Call:
+        """Execute, and let the delays between attempts pass, until nothing more of this call is due."""
+        self.run()
+        while (now := self.now(call)).due_at is not None:
+            claims = now.claims
+            make_due(now)
+            self.run()
+            assert self.now(call).claims > claims or self.now(call).due_at is None, "it is due and nobody claimed it"
+        return now
+
+    def claim_and_die(self, call: Call) -> UUID:
+        """Let a worker claim a due call and never be heard of again. Gives the worker's identity."""
+        worker = a_worker()
+        found = lifecycle.claim(worker, retryable=call.retryable, tools=list(tools.every()), limit=50)
+        assert call.pk in [each.call for each in found], "the call was not claimed"
+        return worker
+
+    def lose_track(self, call: Call) -> Call:
+        """Let a due call's worker be lost while the tool ran. Gives the call as it then is."""
+        self.claim_and_die(call)
+        lifecycle.lose(Attempt.objects.get(call=call, number=self.now(call).live_attempt).pk)
+        return self.now(call)
+
+    def attempts(self, call: Call) -> list[Attempt]:
+        """Give a call's attempts in order."""
+        return list(Attempt.objects.filter(call=call).order_by("number"))
+
+    def states(self, call: Call) -> list[str]:
+        """Give how each attempt of a call stands, in order."""
+        return [each.state for each in self.attempts(call)]
 
     def close(self) -> None:
         """End this world's runner."""
@@ -167,6 +262,97 @@ def a_world(*, tools: tuple[str, ...] = ("*",), **agent: Any) -> World:
     ]
     session, _ = intake.open_session(made, Opening(session_id=f"session-{number}", body_digest=""))
     return World(team, made, key, people[0], people[1], session)
+
+
+WITHIN = 30.0
+"""Seconds in which whatever a test waits for must come."""
+
+
+def a_worker() -> UUID:
+    """Register a worker process of which nothing more is heard. Gives its identity."""
+    row = Worker(id=new_id(), host=socket.gethostname()[:100], pid=os.getpid(), slots=4)
+    lifecycle.register(row)
+    return row.pk
+
+
+def _and_close(function: Callable[[], Any]) -> Any:
+    try:
+        return function()
+    finally:
+        connection.close()
+
+
+@contextmanager
+def beside(function: Callable[[], Any]) -> Iterator["Future[Any]"]:
+    """Run a function in a thread beside the block; afterwards it has ended, and what it raised is raised."""
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(_and_close, function)
+        yield future
+        future.result(timeout=WITHIN)
+
+
+def together(*functions: Callable[[], Any]) -> list[Any]:
+    """Run functions at the same time, each in a thread; gives what each returned, or the exception it raised."""
+    start = threading.Barrier(len(functions))
+
+    def begin(function: Callable[[], Any]) -> Any:
+        start.wait(timeout=WITHIN)
+        return function()
+
+    with ThreadPoolExecutor(len(functions)) as pool:
+        futures = [pool.submit(_and_close, lambda each=each: begin(each)) for each in functions]
+    return [future.exception() or future.result() for future in futures]
+
+
+@contextmanager
+def past_the_triggers() -> Iterator[Any]:
+    """Give a cursor on which PostgreSQL verifies nothing: what somebody with the tables' password could do."""
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("SET LOCAL session_replication_role = replica")
+        yield cursor
+
+
+def let_pass(seconds: float, *calls: Call) -> None:
+    """Let time pass for these calls and their attempts alone: every time that they hold moves into the past."""
+    with past_the_triggers() as cursor:
+        for table, column, times in (
+            ("toolcalls_call", "id", ("proposed_at", "approved_at", "due_at", "alarm_at", "deadline", "cancel_asked_at")),
+            ("toolcalls_attempt", "call_id", ("claimed_at", "entered_at", "deadline", "finished_at", "late_at")),
+        ):
+            moved = ", ".join(f"{time} = {time} - make_interval(secs => %(seconds)s)" for time in times)
+            cursor.execute(
+                f"UPDATE {table} SET {moved} WHERE {column} = ANY(%(calls)s)",
+                {"seconds": seconds, "calls": [each.pk for each in calls]},
+            )
+
+
+def make_due(call: Call) -> None:
+    """Let the delay before a call's next attempt pass."""
+    with past_the_triggers() as cursor:
+        cursor.execute(
+            "UPDATE toolcalls_call SET due_at = least(due_at, clock_timestamp() - interval '1 millisecond') WHERE id = %s",
+            [call.pk],
+        )
+
+
+def let_session_pass(seconds: float, session: Session) -> None:
+    """Let time pass for a session's own clock."""
+    with past_the_triggers() as cursor:
+        cursor.execute(
+            "UPDATE toolcalls_session SET opened_at = opened_at - make_interval(secs => %s) WHERE id = %s",
+            [seconds, session.pk],
+        )
+
+
+def let_workers_pass(seconds: float, *workers: UUID) -> None:
+    """Let time pass for workers: their heartbeats, and a sweep's note that they are silent, move into the past."""
+    with past_the_triggers() as cursor:
+        cursor.execute(
+            """UPDATE toolcalls_worker SET beat_at = beat_at - make_interval(secs => %(seconds)s),
+               suspected_at = suspected_at - make_interval(secs => %(seconds)s),
+               suspected_beat = suspected_beat - make_interval(secs => %(seconds)s) WHERE id = ANY(%(workers)s)""",
+            {"seconds": seconds, "workers": list(workers)},
+        )
 
 
 TABLES = """toolcalls_team, toolcalls_membership, toolcalls_agent, toolcalls_agentkey, toolcalls_usertoken, toolcalls_storedpolicy,

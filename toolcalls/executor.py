@@ -6,10 +6,12 @@ truth; everything here may die at any moment, and ``sweeps`` settles what it lea
 """
 
 import logging
+import math
 import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import datetime
 from typing import Any
@@ -20,7 +22,7 @@ from django.db import DatabaseError, InterfaceError, close_old_connections, conn
 from pydantic import BaseModel, ValidationError
 
 from toolcalls import dispatch, lifecycle, tools
-from toolcalls.canonical import digest, result_text
+from toolcalls.canonical import digest, result_text, safe_text
 from toolcalls.lifecycle import Claimed
 from toolcalls.models import Attempt, Call, Worker, new_id
 from toolcalls.outcomes import Crashed, Ending, InDoubt, NothingSent, Refused, Succeeded
@@ -28,14 +30,20 @@ from toolcalls.outcomes import Crashed, Ending, InDoubt, NothingSent, Refused, S
 SLICE_SECONDS = 10.0
 LOST_CONNECTION = (DatabaseError, InterfaceError)
 RECORD_AGAIN_AT_MOST = 5.0
+CHECK_AGAIN_AT_MOST = 60.0
+MESSAGE_LIMIT = 4000
 
 logger = logging.getLogger(__name__)
 
 
 class Lease:
-    """Whether this process may still enter tools, by its own steady clock: a paused process wakes up without it."""
+    """Whether this process may still enter tools, by its own steady clock: a paused process wakes up without it.
 
-    def __init__(self, seconds: float) -> None:
+    It belongs to one identity: what was claimed under an identity that is gone is never entered under the next.
+    """
+
+    def __init__(self, worker: UUID, seconds: float) -> None:
+        self.worker = worker
         self._seconds = seconds
         self._until = 0.0
 
@@ -52,8 +60,7 @@ class Runner:
     """What one process executes calls with: an identity, a heartbeat, a lease, and slots."""
 
     def __init__(self, *, slots: int) -> None:
-        self.worker: UUID | None = None
-        self.lease = Lease(settings.WORKER_SILENT_AFTER)
+        self.lease: Lease | None = None
         self.stopping = threading.Event()
         self._closed = threading.Event()
         self._heartbeat: threading.Thread | None = None
@@ -64,16 +71,16 @@ class Runner:
         self._change = threading.Condition()
         self._pool = ThreadPoolExecutor(slots, thread_name_prefix="tool")
         self._start = threading.Lock()
+        self._claiming = threading.Lock()
 
     def start(self) -> UUID:
         """Register this process and begin its heartbeat, once. Gives its identity."""
         with self._start:
-            if self.worker is None:
-                self._register()
+            if self.lease is None:
+                self.lease = self._register()
                 self._heartbeat = threading.Thread(target=self._beat_for_ever, name="heartbeat", daemon=True)
                 self._heartbeat.start()
-            assert self.worker is not None
-            return self.worker
+            return self.lease.worker
 
     def close(self) -> None:
         """Stop claiming, let what runs be recorded, end the heartbeat, and close every thread's connection."""
@@ -99,9 +106,12 @@ class Runner:
             if not slots:
                 dispatch.ring(retryable=retryable)
                 break
-            claimed = self._claim(retryable=retryable, limit=slots)
-            self._give_back_slots(slots - len(claimed))
-            started.update(self._pool.submit(self._run, each) for each in claimed)
+            claimed: list[tuple[Claimed, Lease]] = []
+            try:
+                claimed = self._claim(retryable=retryable, limit=slots)
+            finally:
+                self._give_back_slots(slots - len(claimed))
+            started.update(self._pool.submit(self._run, each, lease) for each, lease in claimed)
             started = {each for each in started if not each.done()}
             if len(claimed) < slots:
                 if not started:
@@ -134,32 +144,33 @@ class Runner:
 
     # -- one call
 
-    def _claim(self, *, retryable: bool, limit: int) -> list[Claimed]:
-        worker = self.start()
-        if not self.lease.holds:
-            return []
-        if self._unsure:
-            self._hand_back_what_was_claimed_unseen(worker)
-        try:
-            claimed = lifecycle.claim(worker, retryable=retryable, tools=list(tools.every()), limit=limit)
-        except LOST_CONNECTION:
-            # The commit may have been made although its answer was lost: look before claiming again.
-            self._unsure = True
-            raise
-        self._running.update(each.call for each in claimed)
-        return claimed
+    def _claim(self, *, retryable: bool, limit: int) -> list[tuple[Claimed, Lease]]:
+        self.start()
+        # One at a time: between the commit and the note of what runs here, a claim looks like one that nobody runs.
+        with self._claiming:
+            lease = self.lease
+            if lease is None or not lease.holds:
+                return []
+            try:
+                if self._unsure:
+                    self._hand_back_what_was_claimed_unseen(lease.worker)
+                claimed = lifecycle.claim(lease.worker, retryable=retryable, tools=list(tools.every()), limit=limit)
+            except LOST_CONNECTION:
+                # The commit may have been made although its answer was lost: look before claiming again.
+                self._unsure = True
+                connection.close()
+                raise
+            self._running.update(each.call for each in claimed)
+            return [(each, lease) for each in claimed]
 
     def _hand_back_what_was_claimed_unseen(self, worker: UUID) -> None:
         for call, attempt in lifecycle.claimed_but_not_running(worker, tuple(self._running)):
             # Provably not entered by this process, whatever the mark says: no thread was ever given it.
-            lifecycle.record(
-                call, attempt, NothingSent("its claim was not answered, so it was not started"), worker=worker
-            )
+            why = "its claim was not answered, so it was not started"
+            lifecycle.hand_back(call, attempt, worker=worker, delay=0, why=why)
         self._unsure = False
 
-    def _run(self, claimed: Claimed) -> None:
-        worker = self.worker
-        assert worker is not None
+    def _run(self, claimed: Claimed, lease: Lease) -> None:
         try:
             close_old_connections()
             tool = tools.find(claimed.tool)
@@ -167,15 +178,24 @@ class Runner:
             context = _context(claimed)
             deadline = claimed.deadline
             if not claimed.entered:
-                if not self._check(claimed, tool, context, worker=worker):
+                if not self._check(claimed, tool, context, worker=lease.worker):
                     return
-                deadline = _enter(claimed, worker=worker)
+                try:
+                    deadline = _enter(claimed, worker=lease.worker)
+                except LOST_CONNECTION:
+                    self._hand_back(claimed, worker=lease.worker, delay=1.0, why="it could not be marked as entered")
+                    return
             if deadline is None:
                 return  # cancelled, or too late: whoever refused the mark ends the call
             context.deadline = deadline
             # No input or output lies between the mark and the tool's first line.
-            ending = perform(tool, claimed, context) if self.lease.holds else NothingSent("the worker's lease was over")
-            self._record(claimed, ending, worker=worker)
+            ending = perform(tool, claimed, context) if lease.holds else NothingSent("the worker's lease was over")
+            self._insist(
+                claimed,
+                lambda: lifecycle.record(
+                    claimed.call, claimed.attempt, ending, worker=lease.worker, spent=context.spent
+                ),
+            )
         except Exception:
             logger.exception("a claimed call was left to the sweeps", extra={"call": str(claimed.call)})
         finally:
@@ -184,29 +204,37 @@ class Runner:
 
     def _check(self, claimed: Claimed, tool: tools.Tool, context: tools.ToolContext, *, worker: UUID) -> bool:
         assert tool.run_check is not None
-        identity = {"worker": worker}
         try:
             tool.run_check(_arguments(tool, claimed.arguments), context)
         except tools.ToolRejected as error:
-            lifecycle.refuse(
-                claimed.call, claimed.attempt, **identity, code=error.code, message=error.message, retry=error.retry
+            code, message, retry = error.code, _message(error.message), error.retry
+            self._insist(
+                claimed,
+                lambda: lifecycle.refuse(
+                    claimed.call, claimed.attempt, worker=worker, code=code, message=message, retry=retry
+                ),
             )
             return False
         except Exception as error:  # noqa: BLE001 - a check that cannot be made now is made again later
             logger.info("a check could not be made", extra={"call": str(claimed.call), "error": type(error).__name__})
-            delay = getattr(error, "retry_after", None) or 1.0
-            lifecycle.hand_back(
-                claimed.call, claimed.attempt, **identity, delay=delay, why="its check could not be made"
+            delay = _seconds(getattr(error, "retry_after", None)) or 1.0
+            self._hand_back(
+                claimed, worker=worker, delay=min(delay, CHECK_AGAIN_AT_MOST), why="its check could not be made"
             )
             return False
         return True
 
-    def _record(self, claimed: Claimed, ending: Ending, *, worker: UUID) -> None:
+    def _hand_back(self, claimed: Claimed, *, worker: UUID, delay: float, why: str) -> None:
+        self._insist(
+            claimed, lambda: lifecycle.hand_back(claimed.call, claimed.attempt, worker=worker, delay=delay, why=why)
+        )
+
+    def _insist(self, claimed: Claimed, record: Callable[[], None]) -> None:
         """Record, again and again while this process lives: the tool is never entered again because recording failed."""
         pause = 0.05
         while True:
             try:
-                lifecycle.record(claimed.call, claimed.attempt, ending, worker=worker)
+                record()
                 return
             except Exception as error:
                 logger.warning(
@@ -220,7 +248,7 @@ class Runner:
 
     # -- identity and heartbeat
 
-    def _register(self) -> None:
+    def _register(self) -> Lease:
         since = time.monotonic()
         row = Worker(
             id=new_id(),
@@ -230,19 +258,20 @@ class Runner:
             tools={tool.name: tool.version for tool in tools.every()},
         )
         lifecycle.register(row)
-        self.worker = row.pk
-        self.lease.renew(since)
+        lease = Lease(row.pk, settings.WORKER_SILENT_AFTER)
+        lease.renew(since)
+        return lease
 
     def _beat_for_ever(self) -> None:
         while not self._closed.wait(settings.HEARTBEAT_EVERY):
             since = time.monotonic()
             try:
-                assert self.worker is not None
-                if lifecycle.beat(self.worker):
+                assert self.lease is not None
+                if lifecycle.beat(self.lease.worker):
                     self.lease.renew(since)
                 else:
                     # Declared gone, so its attempts are settled; go on under a new identity.
-                    self._register()
+                    self.lease = self._register()
             except Exception as error:  # noqa: BLE001 - the lease runs out by itself while the database is away
                 logger.warning("a heartbeat failed", extra={"error": type(error).__name__})
                 connection.close()
@@ -269,26 +298,45 @@ def _enter(claimed: Claimed, *, worker: UUID) -> datetime | None:
 def perform(tool: tools.Tool, claimed: Claimed, context: tools.ToolContext) -> Ending:
     """Run a tool and turn whatever happens into an ending. Never raises."""
     try:
-        returned = tool(_arguments(tool, claimed.arguments), context)
+        arguments = _arguments(tool, claimed.arguments)
+    except Exception as error:
+        logger.exception("the frozen arguments cannot be read", extra={"call": str(claimed.call), "tool": tool.name})
+        return NothingSent(f"the tool's author reads the arguments otherwise now ({type(error).__name__})")
+    try:
+        returned = tool(arguments, context)
     except tools.ToolRejected as error:
-        return Refused(error.code, error.message, error.retry)
+        return Refused(error.code, _message(error.message), error.retry)
     except tools.NotRun as error:
-        return NothingSent(error.message, error.retry_after)
+        return NothingSent(_message(error.message), _seconds(error.retry_after))
     except tools.InDoubt as error:
-        return InDoubt(error.code, error.message)
+        return InDoubt(error.code, _message(error.message))
     except BaseException:
         logger.exception("a tool raised what nobody expected", extra={"call": str(claimed.call), "tool": tool.name})
         return Crashed()
-    return success(tool, returned, stored_limit=claimed.stored_limit, spent=context.spent)
+    return success(tool, returned, stored_limit=claimed.stored_limit)
 
 
-def success(tool: tools.Tool, returned: Any, *, stored_limit: int, spent: int = 0) -> Succeeded:
+def _message(text: object) -> str:
+    """Make an author's text storable: a tool may quote whatever its service said."""
+    try:
+        return safe_text(str(text), MESSAGE_LIMIT)
+    except Exception:  # noqa: BLE001 - an object of the author's may do anything when it is read
+        return ""
+
+
+def _seconds(delay: object) -> float | None:
+    """Take a delay for what it is; None where it is no number of seconds."""
+    good = isinstance(delay, int | float) and not isinstance(delay, bool) and not math.isnan(delay)
+    return max(0.0, min(float(delay), 1e6)) if good else None  # type: ignore[arg-type]
+
+
+def success(tool: tools.Tool, returned: Any, *, stored_limit: int) -> Succeeded:
     """Make what a tool returned storable, with a warning where it is not what was declared or could not be kept whole."""
     shown, raw = (returned.shown, returned.raw) if isinstance(returned, tools.Result) else (returned, None)
     warning = _off_schema(tool.result, shown)
     text, altered = result_text(shown, limit=stored_limit)
     raw_text = "" if raw is None else result_text(raw, limit=stored_limit)[0]
-    return Succeeded(text, raw_text, "; ".join(filter(None, (warning, altered))), spent)
+    return Succeeded(text, raw_text, "; ".join(filter(None, (warning, altered))))
 
 
 def _off_schema(model: type[BaseModel] | None, shown: Any) -> str:
@@ -298,7 +346,9 @@ def _off_schema(model: type[BaseModel] | None, shown: Any) -> str:
         model.model_validate(shown)
     except ValidationError as error:
         fields = ", ".join(".".join(map(str, fault["loc"])) or "result" for fault in error.errors()[:5])
-        return f"the result is not what the tool declares ({fields})"
+        return safe_text(f"the result is not what the tool declares ({fields})")
+    except Exception as error:  # noqa: BLE001 - an author's validator may do anything; the effect has happened
+        return f"the result could not be compared with what the tool declares ({type(error).__name__})"
     return ""
 
 

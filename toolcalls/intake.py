@@ -6,7 +6,7 @@ locked, everything is decided again. Many calls of one request share one transac
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as TookTooLong
 from dataclasses import dataclass, replace
@@ -227,13 +227,23 @@ class _Admission:
             on_behalf_of="",
         )
 
+    def _limited(self, read: "_Read") -> Iterator[str]:
+        """Name the limits per day that calls of this request may fall under."""
+        for each in read.examined:
+            if each.tool is not None and each.refusal is None:
+                applied = pipeline.policy_for(each.tool, read.facts, self.terms, defaults=deployment_defaults())
+                yield from (
+                    scope for scope, limit in pipeline.scoped(applied, self.terms, each.tool.name) if limit.per == "day"
+                )
+
     def admit(self, checked: Mapping[int, Refusal | bool]) -> list[Answered | Mismatch] | None:
         """Decide everything again with the rows locked, and store it. None where a check turns out to be missing."""
         with transaction.atomic():
             read = _read(self.agent, self.session_id, self.turn_id, self.proposals, lock=True)
             turn = read.turn
             batch, seen = Batch(), dict(read.existing)
-            stock = _Stock(self.agent, read.facts, session=read.facts.session)
+            stock = _Stock(self.agent, session=read.facts.session)
+            stock.lock(self._limited(read))
             answers: list[Answered | Mismatch] = []
             for index, proposal in enumerate(self.proposals):
                 examined = read.examined[index]
@@ -268,7 +278,8 @@ class _Admission:
                     batch.calls += 1
                     batch.turns += not facts.turn_counted
                 stock.add(new, lines)
-                batch.earlier.append(_as_earlier(new))
+                if new.code not in OF_THE_GUARD | OF_STAGE_ZERO and new.replay_of_id is None:
+                    batch.earlier.append(_as_earlier(new))
                 call = as_row(new)
                 seen[proposal.tool_call_id] = call
                 answers.append(Answered(call, isinstance(verdict, Replay)))
@@ -465,14 +476,26 @@ def _earlier(cursor: Any, agent: Agent, session: UUID, examined: Sequence[Examin
 
 
 class _Stock:
-    """Rows of a request that are decided and not yet inserted; limits are added up over what is inserted."""
+    """Rows of a request that are decided and not yet inserted; limits are added up over what is inserted.
 
-    def __init__(self, agent: Agent, facts: Facts, *, session: UUID) -> None:
-        self._agent, self._facts, self._session = agent, facts, session
+    ``besides`` is a call that is about to be replaced: it gives its share back.
+    """
+
+    def __init__(self, agent: Agent, *, session: UUID, besides: UUID | None = None) -> None:
+        self._agent, self._session, self._besides = agent, session, besides
         self._calls: list[NewCall] = []
         self._lines: list[Line] = []
         self._locked: set[str] = set()
-        self._day: datetime | None = None
+
+    def lock(self, scopes: Iterable[str]) -> None:
+        """Lock the rows of these limits, so that shares are decided one after the other.
+
+        In one order: two requests that name the same tools the other way round must not wait for one another.
+        """
+        for scope in sorted(set(scopes) - self._locked):
+            LimitRow.objects.bulk_create([LimitRow(team_id=self._agent.team_id, scope=scope)], ignore_conflicts=True)
+            LimitRow.objects.select_for_update(no_key=True).get(team_id=self._agent.team_id, scope=scope)
+            self._locked.add(scope)
 
     def add(self, call: NewCall, lines: Sequence[Line]) -> None:
         self._calls.append(call)
@@ -487,16 +510,15 @@ class _Stock:
             self._calls, self._lines = [], []
 
     def used(self, scope: str, limit: Limit, measures: Mapping[str, int | str]) -> int:
-        """Add up what a limit has used today, with its row locked, so that shares are decided one after the other."""
+        """Add up what a limit has used today, with its row locked."""
         self.flush(calls_used=0, turns_used=0)
-        if scope not in self._locked:
-            LimitRow.objects.bulk_create([LimitRow(team_id=self._agent.team_id, scope=scope)], ignore_conflicts=True)
-            LimitRow.objects.select_for_update(no_key=True).get(team_id=self._agent.team_id, scope=scope)
-            self._locked.add(scope)
-        return used_today(self._agent, scope, limit, measures)
+        self.lock([scope])
+        return used_today(self._agent, scope, limit, measures, besides=self._besides)
 
 
-def used_today(agent: Agent, scope: str, limit: Limit, measures: Mapping[str, int | str]) -> int:
+def used_today(
+    agent: Agent, scope: str, limit: Limit, measures: Mapping[str, int | str], *, besides: UUID | None = None
+) -> int:
     """Add up a limit's share of today (the team's day) over waiting, running, unknown and succeeded calls."""
     what = "count(*)" if limit.measure is None else "coalesce(sum((c.measures ->> %(measure)s)::numeric), 0)"
     owner, name = scope.split(":", 1)
@@ -507,8 +529,10 @@ def used_today(agent: Agent, scope: str, limit: Limit, measures: Mapping[str, in
         cursor.execute(
             f"""SELECT {what} FROM toolcalls_call c
                 WHERE c.team_id = %(team)s AND {whose} AND c.measures IS NOT NULL AND c.replay_of_id IS NULL
-                    AND c.proposed_at >= %(since)s AND c.status = ANY(%(counted)s) {group} {has}""",
+                    AND c.proposed_at >= %(since)s AND c.status = ANY(%(counted)s)
+                    AND c.id IS DISTINCT FROM %(besides)s {group} {has}""",
             {
+                "besides": besides,
                 "team": agent.team_id,
                 "name": name,
                 "measure": limit.measure,
@@ -574,8 +598,8 @@ def build(
             new.status, new.code, new.replay_of_id, new.finished_at = Status.SUCCEEDED, "OK", original, now
         case Admitted(policy=applied, measures=measures, waits=waits, why=why):
             new.measures, new.why, new.summary = measures, why, _summary(examined)
-            new.requires_approval = waits
-            if waits or amends:
+            new.requires_approval = waits = waits or amends is not None
+            if waits:
                 new.status = Status.AWAITING_APPROVAL
                 ends = now + timedelta(seconds=applied.deadline) if applied.deadline else None
                 new.deadline = new.alarm_at = amends.deadline if amends else ends
@@ -673,7 +697,7 @@ def amend(call: Call, examined: Examined, checked: Refusal | bool | None, *, by:
     """
     read = _read(call.agent, call.session.session_id, call.turn.turn_id, [examined.proposal], lock=True)
     others = [each for each in read.facts.earlier if each.id != call.pk]
-    stock = _Stock(call.agent, read.facts, session=call.session_id)
+    stock = _Stock(call.agent, session=call.session_id, besides=call.pk)
     verdict = pipeline.decide(
         examined,
         replace(read.facts, earlier=others),

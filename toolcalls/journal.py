@@ -83,9 +83,7 @@ def seal(chain: UUID) -> int:
     Returns how many were sealed. Safe in any number at once: the head's row is locked, and a line is sealed once.
     """
     with transaction.atomic():
-        head = Session.objects.select_for_update(no_key=True).only("sealed_number", "sealed_hash").filter(
-            pk=chain
-        ).first() or Team.objects.select_for_update(no_key=True).only("sealed_number", "sealed_hash").get(pk=chain)
+        head = _lock_head(chain)
         waiting = UnsealedLine.objects.filter(chain=chain).order_by("line_id")[:A_BATCH]
         lines = list(JournalLine.objects.filter(pk__in=[each.pk for each in waiting]).order_by("pk").defer("detail"))
         if not lines:
@@ -99,6 +97,12 @@ def seal(chain: UUID) -> int:
         UnsealedLine.objects.filter(pk__in=[line.pk for line in lines]).delete()
         head.save(update_fields=["sealed_number", "sealed_hash"])
         return len(lines)
+
+
+def _lock_head(chain: UUID) -> Session | Team:
+    columns = ("sealed_number", "sealed_hash")
+    session = Session.objects.select_for_update(no_key=True).only(*columns).filter(pk=chain).first()
+    return session or Team.objects.select_for_update(no_key=True).only(*columns).get(pk=chain)
 
 
 def seal_waiting(*, chains: int) -> int:
@@ -134,7 +138,14 @@ def verify(anchors: Iterable[Head] = ()) -> Iterator[Broken | Head]:
     heads = list(Session.objects.values_list("pk", "sealed_number", "sealed_hash").iterator())
     heads += list(Team.objects.values_list("pk", "sealed_number", "sealed_hash"))
     for chain, number, hash_ in heads:
-        yield _verify_chain(Head(chain, number, hash_), kept.pop(chain, None))
+        anchor = kept.pop(chain, None)
+        found = _verify_chain(Head(chain, number, hash_), anchor)
+        if isinstance(found, Broken):
+            # Perhaps it was only sealed on meanwhile: look again while nobody can.
+            with transaction.atomic():
+                head = _lock_head(chain)
+                found = _verify_chain(Head(chain, head.sealed_number, head.sealed_hash), anchor)
+        yield found
     for missing in kept.values():
         yield Broken(missing.chain, 0, "the whole chain is gone")
 
@@ -145,6 +156,9 @@ def _verify_chain(head: Head, anchor: Head | None) -> Broken | Head:
     for each in seals.iterator(chunk_size=A_BATCH):
         number += 1
         if each.number != number:
+            lost = Seal.objects.filter(chain=head.chain, number=number).values_list("line_id", flat=True).first()
+            if lost is not None:
+                return Broken(head.chain, lost, "the line is gone")
             return Broken(head.chain, each.line_id, f"seal {number} is missing")
         line = each.line
         if line.detail is not None and digest(line.detail) != line.detail_hash:
@@ -154,6 +168,9 @@ def _verify_chain(head: Head, anchor: Head | None) -> Broken | Head:
             return Broken(head.chain, line.pk, "the line or its seal was changed")
         if anchor and anchor.number == number and anchor.hash != before:
             return Broken(head.chain, line.pk, "the chain is not the one that was anchored")
+    lost = Seal.objects.filter(chain=head.chain, number=number + 1).values_list("line_id", flat=True).first()
+    if lost is not None:
+        return Broken(head.chain, lost, "the line is gone" if number < head.number else "a seal stands past the head")
     if (number, before) != (head.number, head.hash):
         return Broken(head.chain, 0, f"the chain ends at {number}, its head says {head.number}")
     if anchor and anchor.number > number:

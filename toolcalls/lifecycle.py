@@ -62,6 +62,8 @@ STANDING_FIELDS = [
 ]
 """What a move may change; texts of results are named where they are set."""
 
+SPENT_AT_MOST = 2**62
+
 BULKY = ("received", "raw_result", "result")
 
 
@@ -323,11 +325,18 @@ def enter(claimed: Claimed, *, worker: UUID) -> datetime | None:
 
 
 def hand_back(call: UUID, attempt: int, *, worker: UUID, delay: float, why: str) -> None:
-    """Give back an attempt that has not entered: it does not count, and the call is due again after ``delay`` seconds."""
+    """Give back an attempt whose tool was not entered: it does not count, and the call is due after ``delay`` seconds.
+
+    One that was marked as entered, although the tool's first line was never reached, counts: nothing was sent.
+    """
     with transaction.atomic():
         row, at = lock(call), clock()
         if row.live_attempt == attempt:
-            _hand_back(row, row.attempts.get(number=attempt), by=f"worker:{worker}", at=at, delay=delay, why=why)
+            tried = row.attempts.get(number=attempt)
+            if tried.entered_at is None:
+                _hand_back(row, tried, by=f"worker:{worker}", at=at, delay=delay, why=why)
+            else:
+                _end_attempt(row, tried, NothingSent(why, delay), by=f"worker:{worker}", at=at)
 
 
 def _hand_back(call: Call, attempt: Attempt, *, by: str, at: datetime, delay: float, why: str) -> None:
@@ -358,29 +367,36 @@ _STATES: dict[type, Attempt.State] = {
 }
 
 
-def record(call: UUID, attempt: int, ending: Ending, *, worker: UUID) -> None:
+def record(call: UUID, attempt: int, ending: Ending, *, worker: UUID, spent: int = 0) -> None:
     """Record how an attempt ended, in one transaction fenced on the attempt. To do it again changes nothing.
 
-    Where the attempt is no longer live, the ending is kept on it as late evidence.
+    Where the attempt is no longer live, the ending is kept on it as late evidence. ``spent`` counts however it ended.
     """
-    if isinstance(ending, Succeeded) and _record_plain_success(call, attempt, ending, worker=worker):
+    if isinstance(ending, Succeeded) and not spent and _record_plain_success(call, attempt, ending, worker=worker):
         notices.publish([call])
         return
     with transaction.atomic():
-        if isinstance(ending, Succeeded) and ending.spent:
-            session = Session.objects.select_for_update(no_key=True).get(calls=call)
-            Session.objects.filter(pk=session.pk).update(spend_used=F("spend_used") + ending.spent)
+        session = Session.objects.select_for_update(no_key=True).get(calls=call) if spent else None
         row, at = lock(call), clock()
         tried = row.attempts.get(number=attempt)
+        if row.live_attempt != attempt and (
+            tried.late_at is not None or (tried.state, tried.code) == (_STATES[type(ending)], _code(ending))
+        ):
+            return
+        if session is not None:
+            tried.spent = min(spent, SPENT_AT_MOST)
+            tried.save(update_fields=["spent"])
+            session.spend_used = min(session.spend_used + tried.spent, SPENT_AT_MOST)
+            session.save(update_fields=["spend_used"])
         if row.live_attempt == attempt:
             _end_attempt(row, tried, ending, by=f"worker:{worker}", at=at)
-        elif (tried.state, tried.code) != (_STATES[type(ending)], _code(ending)):
+        else:
             _keep_late(row, tried, ending, by=f"worker:{worker}", at=at)
 
 
 def _record_plain_success(call: UUID, attempt: int, success: Succeeded, *, worker: UUID) -> bool:
     """Record the ending that nearly every call has in one statement; False where there is more to decide."""
-    if success.spent or success.warning:
+    if success.warning:
         return False
     return hot.record_success(
         call,
@@ -414,9 +430,9 @@ def _text(ending: Ending) -> str:
             return ending.message
 
 
-def _finish(attempt: Attempt, state: Attempt.State, *, code: str, message: str, at: datetime, spent: int = 0) -> None:
-    attempt.state, attempt.code, attempt.message, attempt.finished_at, attempt.spent = state, code, message, at, spent
-    attempt.save(update_fields=["state", "code", "message", "finished_at", "spent"])
+def _finish(attempt: Attempt, state: Attempt.State, *, code: str, message: str, at: datetime) -> None:
+    attempt.state, attempt.code, attempt.message, attempt.finished_at = state, code, message, at
+    attempt.save(update_fields=["state", "code", "message", "finished_at"])
 
 
 def _end_attempt(call: Call, attempt: Attempt, ending: Ending, *, by: str, at: datetime) -> None:
@@ -427,7 +443,6 @@ def _end_attempt(call: Call, attempt: Attempt, ending: Ending, *, by: str, at: d
         code=_code(ending),
         message="" if succeeded else _text(ending),
         at=at,
-        spent=ending.spent if isinstance(ending, Succeeded) else 0,
     )
     standing = _standing(call, may_go_on=_may_go_on(call, at=at))
     call.doubt = doubt_after(ending, standing)
@@ -438,6 +453,7 @@ def _end_attempt(call: Call, attempt: Attempt, ending: Ending, *, by: str, at: d
             call.code, call.message = _code(ending), _text(ending)
             call.save(update_fields=STANDING_FIELDS)
             note(call, "attempt.ended", by=by, code=_code(ending), attempt=attempt.number)
+            _settle_by_late_evidence(call, at=at)
         case End() as end:
             if isinstance(ending, Succeeded):
                 _keep_result(call, ending)
@@ -461,7 +477,7 @@ def _delay(call: Call, retry_after: float | None) -> float:
     """Give the seconds to the next attempt: the service's own delay up to a cap, else full jitter under a rising bound."""
     frozen = policy.thaw(call.policy)
     if retry_after is not None:
-        return min(max(retry_after, 0.0), frozen.backoff_cap)
+        return min(max(0.0, retry_after), frozen.backoff_cap)
     bound = min(frozen.backoff * 2 ** (call.entered - call.entered_before - 1), frozen.backoff_cap)
     return random.uniform(0, bound)  # noqa: S311 - jitter is no secret
 
@@ -486,8 +502,6 @@ def lose(attempt: int) -> None:
 
 
 def _keep_late(call: Call, attempt: Attempt, ending: Ending, *, by: str, at: datetime) -> None:
-    if attempt.late_at is not None:
-        return
     attempt.late_state, attempt.late_code, attempt.late_at = _STATES[type(ending)], _code(ending), at
     attempt.late_text = _text(ending)
     attempt.save(update_fields=["late_state", "late_code", "late_at", "late_text"])
@@ -504,13 +518,15 @@ def _settle_by_late_evidence(call: Call, *, at: datetime) -> None:
     if not policy.thaw(call.policy).late_settles:
         return
     entered = list(call.attempts.filter(entered_at__isnull=False))
-    success = next((each for each in entered if each.late_state == Attempt.State.SUCCEEDED), None)
+    late = [each for each in entered if each.late_state == Attempt.State.SUCCEEDED]
+    # A read whose result cannot be used has no success to show for it.
+    success = next((each for each in late if call.writes or each.late_code == "OK"), None)
     failure = entered[0] if len(entered) == 1 and entered[0].late_state == Attempt.State.FAILED else None
     if success is None and failure is None:
         return
     if call.status == Status.EXECUTING and call.live_attempt is None and success:
         call.result, call.result_hash = success.late_text, digest(success.late_text or "")
-        _end(call, End(Status.SUCCEEDED, "OK"), by=SYSTEM, at=at, attempt=success.number)
+        _end(call, End(Status.SUCCEEDED, success.late_code), by=SYSTEM, at=at, attempt=success.number)
         return
     if call.status == Status.APPROVED and call.running_again:
         call.due_at = call.alarm_at = None
@@ -518,16 +534,16 @@ def _settle_by_late_evidence(call: Call, *, at: datetime) -> None:
             call, "lose_track", by=SYSTEM, code=call.doubt, message="A late result came before the run again started."
         )
     if call.status == Status.OUTCOME_UNKNOWN:
-        late = success or failure
-        assert late is not None
+        evidence = success or failure
+        assert evidence is not None
         settle(
             call,
             took_effect=success is not None,
             by=SYSTEM,
             at=at,
-            result=late.late_text if success else None,
-            message="" if success else late.late_text or "",
-            detail={"evidence": f"late result of attempt {late.number}"},
+            result=evidence.late_text if success else None,
+            message="" if success else evidence.late_text or "",
+            detail={"evidence": f"late result of attempt {evidence.number}"},
         )
 
 
@@ -679,11 +695,11 @@ def close_session(session: UUID, *, by: str) -> Session:
         return row
 
 
-def acknowledge(calls: Sequence[Call], *, by: str) -> None:
+def acknowledge(calls: Iterable[UUID], *, by: str) -> None:
     """Note that the agent received what was last answered about these calls; the first time is kept."""
     with transaction.atomic():
-        for each in sorted(calls, key=lambda call: call.pk):
-            row = lock(each.pk)
+        for each in sorted(calls):
+            row = lock(each)
             if row.status in ANSWERED and row.reported_at is None:
                 row.reported_at = clock()
                 row.save(update_fields=["reported_at"])

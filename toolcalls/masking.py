@@ -51,11 +51,16 @@ def masked(value: Any, sensitive: Sequence[str], path: str = "") -> Any:
     return masked_text(value) if isinstance(value, str) else value
 
 
-def shown_hash(call: Call) -> str:
-    """Give the hash that people and agents see and send back.
+def shown_hash(arguments_hash: str, sensitive: Sequence[str]) -> str:
+    """Give the hash of a call's arguments that people and agents see and send back.
 
     Where a field is sensitive the plain hash would let its value be guessed, so a keyed one stands for it.
     """
-    if not call.arguments_hash or not sensitive_fields(call):
-        return call.arguments_hash
-    return hmac.new(settings.SECRET_KEY.encode(), call.arguments_hash.encode(), hashlib.sha256).hexdigest()
+    if not arguments_hash or not sensitive:
+        return arguments_hash
+    return hmac.new(settings.SECRET_KEY.encode(), arguments_hash.encode(), hashlib.sha256).hexdigest()
+
+
+def hash_of(call: Call) -> str:
+    """Give the shown hash of a call's row."""
+    return shown_hash(call.arguments_hash, sensitive_fields(call))

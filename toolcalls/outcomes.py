@@ -17,7 +17,6 @@ class Succeeded:
     result: str
     raw: str = ""
     warning: str = ""
-    spent: int = 0
 
 
 @dataclass(frozen=True)

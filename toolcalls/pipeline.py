@@ -204,7 +204,7 @@ def validate(tool: tools.Tool, text: str, parsed: Mapping[str, Any]) -> tuple[Ba
         raise InvalidArguments(f"{rounded}: the number has more digits than can be kept exactly; send it as text.")
     try:
         model = tool.arguments.model_validate_json(text, strict=True, extra="forbid")
-        frozen = canonical_text(model.model_dump(mode="json"))
+        frozen = canonical_text(model.model_dump(mode="json", by_alias=True, round_trip=True))
         again = tool.arguments.model_validate_json(frozen, strict=True, extra="forbid")
     except ValidationError as error:
         raise InvalidArguments(_faults(tool.schema, error)) from None
@@ -315,7 +315,8 @@ def _resolved(tool: str, stored: str | None, agent_default: str, session_default
     return policy.resolve(
         found.policy,
         measures=set(found.measures),
-        stored=json.loads(stored) if stored else None,
+        # A stored JSON null is an override that is not valid, not a missing one.
+        stored=stored if stored in (None, "null") else json.loads(stored),
         agent_default=Effect(agent_default) if agent_default else None,
         session_default=Effect(session_default) if session_default else None,
         defaults=defaults,
@@ -385,13 +386,17 @@ def measure(tool: tools.Tool, arguments: BaseModel) -> dict[str, int | str]:
     return found
 
 
+def scoped(applied: Effective, agent: AgentTerms, tool: str) -> list[tuple[str, Limit]]:
+    """List the limits that a call of this tool falls under, each with the scope over which it adds up."""
+    of_the_tool = [(f"tool:{tool}", limit) for limit in applied.limits]
+    return of_the_tool + [(f"agent:{agent.id}", limit) for limit in agent.limits]
+
+
 def within_limits(
     tool: str, applied: Effective, agent: AgentTerms, measures: Mapping[str, int | str], *, used: Used
 ) -> Refusal | None:
     """Stage 6: what the policy and the agent's manager allow, per call and per day. A limit that cannot be told refuses."""
-    scoped = [(f"tool:{tool}", limit) for limit in applied.limits]
-    scoped += [(f"agent:{agent.id}", limit) for limit in agent.limits]
-    for scope, limit in scoped:
+    for scope, limit in scoped(applied, agent, tool):
         missing = sorted(limit.measures() - set(measures))
         if missing and scope.startswith("agent:") and not limit.count and limit.measure in missing:
             continue  # an agent's limit on money says nothing of tools that move none

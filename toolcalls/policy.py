@@ -137,6 +137,15 @@ def parse(values: object, *, measures: set[str]) -> Policy:
     return policy
 
 
+def override(values: object, declared_policy: Policy, *, measures: set[str]) -> Policy:
+    """Validate a team's override before it is saved: by itself, and against what the tool declares. Raises InvalidPolicy."""
+    policy = parse(values, measures=measures)
+    effect = policy.effect or declared_policy.effect
+    if effect and not effect.rules.retryable and (policy.max_attempts or 1) > 1:
+        raise InvalidPolicy(f"{effect} is a single-attempt class: max_attempts cannot be {policy.max_attempts}")
+    return policy
+
+
 def declared(values: dict[str, Any], *, measures: Mapping[str, Any]) -> Policy:
     """Validate what a tool's author wrote. Raises InvalidPolicy."""
     return parse(values, measures=set(measures))
@@ -208,15 +217,16 @@ def resolve(
     declared_policy: Policy,
     *,
     measures: set[str],
-    stored: Mapping[str, Any] | None,
+    stored: object,
     agent_default: Effect | None,
     session_default: Effect | None,
     defaults: Defaults,
 ) -> Effective:
     """Find the policy that applies, strongest source first.
 
-    ``stored`` is the team's override as it lies in the database. One that is not valid (written past the product, or
-    outlived by a deploy) makes the tool unclassified and asks before every call: a typo never opens the gate.
+    ``stored`` is the team's override as it lies in the database, or None where there is none. One that is not valid
+    (written past the product, or outlived by a deploy) makes the tool unclassified and asks before every call: a typo
+    never opens the gate.
     """
     layers: list[tuple[str, dict[str, Any]]] = []
     if stored is not None:
@@ -226,9 +236,10 @@ def resolve(
             strictest = {"effect": Effect.UNCLASSIFIED, "requires_approval": True}
             layers.append((INVALID_STORED, strictest))
     layers.append(("tool", declared_policy.values()))
-    if session_default:
+    if agent_default and session_default and session_default.at_least_as_strict_as(agent_default):
         layers.append(("session's default", {"effect": session_default}))
-    if agent_default:
+    elif agent_default:
+        # A session that was opened while the agent's default was laxer does not keep the laxer one.
         layers.append(("agent's default", {"effect": agent_default}))
 
     chosen: dict[str, Any] = {}

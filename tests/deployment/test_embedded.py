@@ -1,11 +1,13 @@
 """The embedded PostgreSQL: real processes in directories of their own."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psycopg
@@ -109,6 +111,19 @@ def test_it_stays_for_a_second_user_and_ends_with_the_last_even_if_that_is_kille
     other.kill()
     other.wait()
     assert within(10, lambda: gone(pid))
+
+
+def test_users_that_come_and_go_at_once_always_find_a_working_server(server: EmbeddedServer) -> None:
+    def come_and_go(number: int) -> list[object]:
+        answers = []
+        for _ in range(6):
+            with EmbeddedServer(server.home.parent) as mine:
+                answers.append(ask(mine, f"SELECT {number}"))
+            time.sleep(random.uniform(0, 0.05))
+        return answers
+
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(come_and_go, range(3))) == [[0] * 6, [1] * 6, [2] * 6]
 
 
 def test_a_killed_server_is_recovered_by_the_next_start(server: EmbeddedServer) -> None:

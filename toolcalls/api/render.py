@@ -1,69 +1,146 @@
 """Calls and sessions as the API shows them. Only what is stored; nothing is decided here."""
 
 import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from typing import Any
+from uuid import UUID
 
-from django.db.models import Prefetch, QuerySet
+from django.db import connection
 
 from toolcalls import masking, tools
 from toolcalls.canonical import parse, result_text
 from toolcalls.codes import advice, next_actions
-from toolcalls.models import Attempt, Call, JournalLine, Session
+from toolcalls.models import Call, JournalLine, Session
 
 LATE_TEXT = 1000
 
 
-def complete(calls: QuerySet[Call]) -> QuerySet[Call]:
-    """Fetch along what rendering a call reads."""
-    attempts = Attempt.objects.order_by("number").defer("message")
-    return (
-        calls.select_related("session", "turn", "replay_of", "amended_by", "amends")
-        .defer("received", "raw_result", "replay_of__received", "replay_of__raw_result")
-        .prefetch_related(Prefetch("attempts", attempts), "decisions")
-    )
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What of a call's row is shown. Read by one statement of its own: the ORM's took ten times as long."""
+
+    pk: UUID
+    session: UUID
+    session_name: str
+    turn_name: str
+    tool_call_id: str
+    operation_id: str
+    operation: str
+    tool: str
+    tool_version: str
+    status: str
+    code: str
+    message: str
+    retry: str
+    replay_of: UUID | None
+    refers_to: UUID | None
+    amends: UUID | None
+    result: str | None
+    warning: str
+    effect: str
+    requires_approval: bool
+    approvers_needed: int
+    policy: str
+    why: str
+    measures: str | None
+    arguments: str | None
+    arguments_hash: str
+    deadline: datetime | None
+    settled_verdict: str
+    settled_at: datetime | None
+    trace_id: str
+    proposed_at: datetime
+    approved_at: datetime | None
+    started_at: datetime | None
+    finished_at: datetime | None
+    reported_at: datetime | None
+    amended_to: UUID | None = None
+    attempts: list[list[Any]] | None = None
+
+
+_OWN = """c.tool_call_id, c.operation_id, c.operation, c.tool, c.tool_version, c.status, c.code, c.message, c.retry, c.replay_of_id,
+    c.refers_to_id, c.amends_id, coalesce(c.result, original.result), c.warning, c.effect, c.requires_approval,
+    c.approvers_needed, c.policy, c.why, c.measures::text, c.arguments, c.arguments_hash, c.deadline, c.settled_verdict,
+    c.settled_at, c.trace_id, c.proposed_at, c.approved_at, c.started_at, c.finished_at, c.reported_at"""
+
+_READ = f"""
+    SELECT c.id, c.session_id, s.session_id, t.turn_id, {_OWN},
+        (SELECT a.id FROM toolcalls_call a WHERE a.amends_id = c.id),
+        (SELECT json_agg(json_build_array(a.number, a.state, coalesce(a.entered_at, a.claimed_at), a.finished_at, a.code,
+                a.late_state, a.late_code, a.late_at, left(a.late_text, {LATE_TEXT})) ORDER BY a.number)
+            FROM toolcalls_attempt a WHERE a.call_id = c.id)
+    FROM toolcalls_call c JOIN toolcalls_session s ON s.id = c.session_id JOIN toolcalls_turn t ON t.id = c.turn_id
+        LEFT JOIN toolcalls_call original ON original.id = c.replay_of_id
+    WHERE c.id = ANY(%s)
+"""
 
 
 def when(at: datetime | None) -> str | None:
     return at.isoformat() if at else None
 
 
-def fresh_call(call: Call, *, replayed: bool) -> dict[str, Any]:
-    """Show a call that was just admitted: it has no attempts and no decisions yet, and none are looked for."""
-    return _call(call, replayed=replayed, attempts=[], decisions=[], amended_to=None)
-
-
-def call(row: Call, *, replayed: bool = False) -> dict[str, Any]:
-    """Show a call; the query should have gone through ``complete``."""
-    amended = getattr(row, "amended_by", None)
-    return _call(
-        row,
-        replayed=replayed or row.replay_of_id is not None,
-        attempts=[_attempt(each) for each in row.attempts.all()],
-        decisions=[
-            {"decision": each.decision, "reason": each.reason, "at": when(each.at)}
-            for each in row.decisions.all()
-        ],
-        amended_to=str(amended.pk) if amended else None,
+def fresh_call(row: Call) -> dict[str, Any]:
+    """Show a call that was just admitted, as it was inserted: nothing is read."""
+    own = {
+        each.name: getattr(row, each.name)
+        for each in fields(Shown)
+        if each.name not in _ELSEWHERE and hasattr(row, each.name)
+    }
+    shown = Shown(
+        measures=json.dumps(row.measures),
+        session=row.session_id,
+        session_name=row.session.session_id,
+        turn_name=row.turn.turn_id,
+        replay_of=row.replay_of_id,
+        refers_to=row.refers_to_id,
+        amends=row.amends_id,
+        **own,
     )
+    return _call(shown, [], replayed=False)
 
 
-def _call(
-    row: Call,
-    *,
-    replayed: bool,
-    attempts: list[dict[str, Any]],
-    decisions: list[dict[str, Any]],
-    amended_to: str | None,
-) -> dict[str, Any]:
+_ELSEWHERE = {"measures", "session", "session_name", "turn_name", "replay_of", "refers_to", "amends", "amended_to", "attempts"}
+
+
+def calls(ids: Sequence[UUID], *, replayed: Collection[UUID] = ()) -> list[dict[str, Any]]:
+    """Show stored calls, in the order of their IDs given; those in ``replayed`` answered a repetition."""
+    with connection.cursor() as cursor:
+        cursor.execute(_READ, [list(ids)])
+        found = {row[0]: Shown(*row) for row in cursor.fetchall()}
+    asked = [row.pk for row in found.values() if row.requires_approval]
+    decisions = _decisions(asked) if asked else {}
+    return [
+        _call(found[each], decisions.get(each, []), replayed=each in replayed or found[each].replay_of is not None)
+        for each in ids
+    ]
+
+
+def call(identity: UUID) -> dict[str, Any]:
+    """Show one stored call."""
+    return calls([identity])[0]
+
+
+def _decisions(asked: Sequence[UUID]) -> dict[UUID, list[dict[str, Any]]]:
+    # The decisions belong to another app, which imports this one and never the reverse.
+    decided = Call.objects.filter(pk__in=asked).only("pk").prefetch_related("decisions")
+    return {
+        each.pk: [{"decision": one.decision, "reason": one.reason, "at": when(one.at)} for one in each.decisions.all()]
+        for each in decided
+    }
+
+
+def _call(row: Shown, decisions: list[dict[str, Any]], *, replayed: bool) -> dict[str, Any]:
     retry = advice(row.status, row.code, tool_says=row.retry)
     frozen = json.loads(row.policy) if row.policy else None
     sensitive = frozen["values"]["sensitive"] if frozen else []
     message = row.message or _MEANINGS.get(row.status, "")
+    asked = {"deadline": when(row.deadline), "needed": row.approvers_needed, "decisions": decisions}
     return {
         "id": str(row.pk),
-        "session_id": row.session.session_id,
-        "turn_id": row.turn.turn_id,
+        "session_id": row.session_name,
+        "turn_id": row.turn_name,
         "tool_call_id": row.tool_call_id,
         "operation_id": row.operation_id or None,
         "operation": row.operation,
@@ -74,24 +151,22 @@ def _call(
         "message": masking.masked_text(message),
         "retry": str(retry),
         "replayed": replayed,
-        "replay_of": _id(row.replay_of_id),
-        "refers_to": _id(row.refers_to_id),
+        "replay_of": _id(row.replay_of),
+        "refers_to": _id(row.refers_to),
         "result": _result(row, frozen, sensitive),
         "partial": row.code == "PARTIAL",
         "warning": row.warning,
         "effect": row.effect,
         "requires_approval": row.requires_approval,
-        "policy": _policy(row, frozen),
+        "policy": {**frozen, "why": row.why, "measures": json.loads(row.measures or "null")} if frozen else None,
         "arguments": masking.masked(parse(row.arguments), sensitive) if row.arguments else None,
-        "arguments_hash": masking.shown_hash(row),
-        "idempotency_key": row.idempotency_key,
-        "attempts": attempts,
-        "approval": {"deadline": when(row.deadline), "needed": row.approvers_needed, "decisions": decisions}
-        if row.requires_approval
-        else None,
+        "arguments_hash": masking.shown_hash(row.arguments_hash, sensitive),
+        "idempotency_key": f"{row.session}/{row.turn_name}/{row.tool_call_id}",
+        "attempts": [_attempt(*each) for each in row.attempts or ()],
+        "approval": asked if row.requires_approval else None,
         "settled": {"verdict": row.settled_verdict, "at": when(row.settled_at)} if row.settled_at else None,
-        "amended_to": amended_to,
-        "amends": _id(row.amends_id),
+        "amended_to": _id(row.amended_to),
+        "amends": _id(row.amends),
         "allowed_next_actions": next_actions(row.status, retry),
         "trace_id": row.trace_id,
         "proposed_at": when(row.proposed_at),
@@ -109,42 +184,44 @@ _MEANINGS = {
 }
 
 
-def _id(value: Any) -> str | None:
+def _id(value: UUID | None) -> str | None:
     return str(value) if value else None
 
 
-def _policy(row: Call, frozen: dict[str, Any] | None) -> dict[str, Any] | None:
-    return {**frozen, "why": row.why, "measures": row.measures} if frozen else None
-
-
-def _result(row: Call, frozen: dict[str, Any] | None, sensitive: list[str]) -> Any:
-    """Show the stored result, cut to the policy's shown limit with a visible marker; a replay shows its original's."""
-    text = row.replay_of.result if row.replay_of_id and row.replay_of else row.result
-    if text is None:
+def _result(row: Shown, frozen: dict[str, Any] | None, sensitive: list[str]) -> Any:
+    """Show the stored result, cut to the policy's shown limit with a visible marker."""
+    if row.result is None:
         return None
-    value = masking.masked(json.loads(text), sensitive)
+    value = masking.masked(json.loads(row.result), sensitive)
     limit = frozen["values"]["shown_limit"] if frozen else 16 * 1024
-    return value if len(text) * 4 <= limit else json.loads(result_text(value, limit=limit)[0])
+    return value if len(row.result) * 4 <= limit else json.loads(result_text(value, limit=limit)[0])
 
 
-def _attempt(each: Attempt) -> dict[str, Any]:
-    late = None
-    if each.late_at:
-        text = masking.masked_text((each.late_text or "")[:LATE_TEXT])
-        late = {"state": each.late_state, "code": each.late_code, "at": when(each.late_at), "text": text}
+def _attempt(
+    number: int,
+    state: str,
+    started_at: str,
+    finished_at: str | None,
+    code: str,
+    late_state: str,
+    late_code: str,
+    late_at: str | None,
+    late_text: str | None,
+) -> dict[str, Any]:
+    late = {"state": late_state, "code": late_code, "at": late_at, "text": masking.masked_text(late_text or "")}
     return {
-        "number": each.number,
-        "state": each.state,
-        "started_at": when(each.entered_at or each.claimed_at),
-        "finished_at": when(each.finished_at),
-        "code": each.code,
-        "late": late,
+        "number": number,
+        "state": state,
+        "started_at": started_at,
+        "finished_at": finished_at,
+        "code": code,
+        "late": late if late_at else None,
     }
 
 
 def session(row: Session) -> dict[str, Any]:
     """Show a session with its budgets, turns, calls, what waits, and the application's notes."""
-    calls = [call(each) for each in complete(Call.objects.filter(session=row)).order_by("pk")]
+    shown = calls(list(Call.objects.filter(session=row).order_by("pk").values_list("pk", flat=True)))
     notes = JournalLine.objects.filter(session=row, event="session.note").order_by("pk")
     return {
         **session_head(row),
@@ -152,8 +229,8 @@ def session(row: Session) -> dict[str, Any]:
             {"turn_id": each.turn_id, "opened_at": when(each.opened_at), "cancelled_at": when(each.cancelled_at)}
             for each in row.turns.order_by("pk")
         ],
-        "calls": calls,
-        "waiting": [each["id"] for each in calls if each["status"] == "awaiting_approval"],
+        "calls": shown,
+        "waiting": [each["id"] for each in shown if each["status"] == "awaiting_approval"],
         "notes": [
             {"from": "application", "call": _id(each.call_id), "code": each.code, "at": when(each.at)} for each in notes
         ],

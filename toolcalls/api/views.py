@@ -1,9 +1,7 @@
 """The agents' door. Each view makes one call inward and translates the answer."""
 
-import functools
 import json
 import re
-from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
@@ -76,16 +74,16 @@ class AgentView(APIView):
             raise NoSuchSession
         return found
 
-    def own_call(self, **where: Any) -> Call:
+    def own_call(self, **where: Any) -> UUID:
         return one_call(Call.objects.of_agent(self.agent), **where)
 
 
-def one_call(visible: CallQuerySet, **where: Any) -> Call:
+def one_call(visible: CallQuerySet, **where: Any) -> UUID:
     """Find one call among those that the caller may see. Raises NoSuchSession, which is a 404 like any other."""
-    found = render.complete(visible.filter(**where)).first()
-    if found is None:
+    found: list[UUID] = list(visible.filter(**where).values_list("pk", flat=True)[:1])
+    if not found:
         raise NoSuchSession
-    return found
+    return found[0]
 
 
 def empty(request: Request) -> None:
@@ -108,7 +106,7 @@ class Sessions(AgentView):
             on_behalf_of=asked.on_behalf_of,
             default_effect=asked.default_effect or "",
             allowed_tools=asked.allowed_tools,
-            metadata=json.dumps(asked.metadata) if asked.metadata else "",
+            metadata=canonical_text(asked.metadata) if asked.metadata else "",
             **asked.budgets.model_dump(),
         )
         session, opened = intake.open_session(self.agent, opening)
@@ -193,17 +191,18 @@ class TurnCalls(AgentView):
 
 def _shown(answers: list[Answered | Mismatch], *, again: frozenset[UUID] = frozenset()) -> list[dict[str, Any]]:
     """Show the answers in the order asked; those in ``again``, and any that were there before, are read anew."""
-    stored = again | {each.call.pk for each in answers if isinstance(each, Answered) and each.replayed}
-    found = {call.pk: call for call in render.complete(Call.objects.filter(pk__in=stored))} if stored else {}
+    replayed = {each.call.pk for each in answers if isinstance(each, Answered) and each.replayed}
+    stored = list(again | replayed)
+    found = dict(zip(stored, render.calls(stored, replayed=replayed), strict=True)) if stored else {}
     shown = []
     for each in answers:
         if isinstance(each, Mismatch):
             problem = body(422, "CALL_MISMATCH", each.message)
             shown.append({**problem, "tool_call_id": each.tool_call_id})
         elif each.call.pk in found:
-            shown.append(render.call(found[each.call.pk], replayed=each.replayed))
+            shown.append(found[each.call.pk])
         else:
-            shown.append(render.fresh_call(each.call, replayed=False))
+            shown.append(render.fresh_call(each.call))
     return shown
 
 
@@ -232,7 +231,7 @@ class OneCall(APIView):
     @extend_schema(responses={200: bodies.CallAnswer, **problems(404)}, parameters=[WAIT], operation_id="call")
     def get(self, request: Request, call_id: UUID) -> HttpResponse:
         """Show a call as it is stored; ``wait`` holds the answer until it is final."""
-        return answered(request, functools.partial(one_call, visible_calls(request), pk=call_id))
+        return answered(request, one_call(visible_calls(request), pk=call_id))
 
 
 class OneCallOfTurn(AgentView):
@@ -240,15 +239,15 @@ class OneCallOfTurn(AgentView):
     def get(self, request: Request, session_id: str, turn_id: str, tool_call_id: str) -> HttpResponse:
         """Show a call by the names that the agent gave it; ``wait`` holds the answer until it is final."""
         where = {"session__session_id": session_id, "turn__turn_id": turn_id, "tool_call_id": tool_call_id}
-        return answered(request, functools.partial(self.own_call, **where))
+        return answered(request, self.own_call(**where))
 
 
-def answered(request: Request, find: Callable[[], Call]) -> HttpResponse:
+def answered(request: Request, call: UUID) -> HttpResponse:
     """Answer with a call, after the wait that the client asked for."""
-    seconds, call = wanted_wait(request), find()
-    response = Response(render.call(call))
-    if seconds and call.status not in ANSWERED:
-        response.waiting = Waiting(frozenset([call.pk]), seconds, lambda: render.call(find()))  # type: ignore[attr-defined]
+    seconds, shown = wanted_wait(request), render.call(call)
+    response = Response(shown)
+    if seconds and shown["status"] not in ANSWERED:
+        response.waiting = Waiting(frozenset([call]), seconds, lambda: render.call(call))  # type: ignore[attr-defined]
     return response
 
 
@@ -264,8 +263,9 @@ class CancelCall(AgentView):
     def post(self, request: Request, call_id: UUID) -> Response:
         """Cancel a call that has not ended; one that runs is asked to stop, and what it really did is recorded."""
         empty(request)
-        lifecycle.cancel_call(self.own_call(pk=call_id).pk, by=self.actor)
-        return Response(render.call(self.own_call(pk=call_id)))
+        call = self.own_call(pk=call_id)
+        lifecycle.cancel_call(call, by=self.actor)
+        return Response(render.call(call))
 
 
 class Acknowledge(AgentView):
@@ -277,11 +277,11 @@ class Acknowledge(AgentView):
         asked = bodies.read(request, bodies.Acknowledgement)
         turn = self.own_turn(self.own_session(session_id), turn_id)
         named = Call.objects.of_agent(self.agent).filter(turn=turn, tool_call_id__in=asked.tool_call_ids)
-        calls = list(named.only("pk"))
+        calls = list(named.order_by("pk").values_list("pk", flat=True))
         if len(calls) != len(set(asked.tool_call_ids)):
             raise NoSuchSession
         lifecycle.acknowledge(calls, by=self.actor)
-        return Response({"calls": [render.call(each) for each in render.complete(named).order_by("pk")]})
+        return Response({"calls": render.calls(calls)})
 
 
 class Calls(APIView):
@@ -296,9 +296,9 @@ class Calls(APIView):
         found = filtered(request, visible_calls(request))
         if after is not None:
             found = found.filter(pk__lt=as_id(after[0]))
-        rows = list(render.complete(found).order_by("-pk")[: size + 1])
-        following = pages.cursor(str(rows[size - 1].pk)) if len(rows) > size else None
-        return Response({"calls": [render.call(each) for each in rows[:size]], "next": following})
+        ids = list(found.order_by("-pk").values_list("pk", flat=True)[: size + 1])
+        following = pages.cursor(str(ids[size - 1])) if len(ids) > size else None
+        return Response({"calls": render.calls(ids[:size]), "next": following})
 
 
 def as_id(text: str) -> UUID:

@@ -6,11 +6,12 @@ import subprocess
 import sys
 import time
 from argparse import ArgumentParser
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import count
-from typing import Any
+from typing import Any, Self
 
 from django.conf import settings
 from django.core.management import BaseCommand, CommandError
@@ -22,7 +23,7 @@ from bench.floor import Floor
 from dexsite import readiness
 from dexsite.environment import conninfo
 from dexsite.management.commands.serve import ROLES, program
-from dexsite.supervisor import Program, ProgramFailedError, Supervisor
+from dexsite.supervisor import ProgramFailedError, Supervisor
 from toolcalls import directory, intake
 from toolcalls.intake import Opening
 from toolcalls.models import Agent, Call, UnsealedLine
@@ -64,8 +65,8 @@ class Command(BaseCommand):
         try:
             with Supervisor(echo=_log) as supervisor:
                 bench.run(supervisor)
-        except ProgramFailedError as problem:
-            raise CommandError(str(problem)) from problem
+        except (ProgramFailedError, subprocess.CalledProcessError) as problem:
+            raise CommandError("\n".join([str(problem), "The product's last words:", *_last_words])) from problem
         say(f"measured in {time.monotonic() - begun:.0f} s")
         self._write_down(bench.measured, about=bench.about(), command=figures.command_line(seconds))
         if any(line.faults for line in bench.measured):
@@ -101,8 +102,9 @@ class Bench:
         """This will start the product and measure every line."""
         supervisor.start(*(program(role) for role in ROLES))
         say("warming up")
-        self._load(sessions=32, seconds=2)
-        self._load(sessions=8, seconds=1, approvals=True)
+        for done in (self._load(sessions=32, seconds=2), self._load(sessions=8, seconds=1, approvals=True)):
+            if done["faults"]:
+                raise CommandError(f"the product does not work: {done['faults']}")
         self._settle()
         for name, sessions, calls in ((ONE, 1, 1), (ONE, 8, 1), (ONE, 32, 1), (FIVE, 8, 5)):
             self._line(name, sessions, lambda s=sessions, c=calls: self._load(sessions=s, seconds=self._seconds, calls=c))
@@ -181,7 +183,7 @@ class Bench:
 class Drain:
     """This will be the worker's half alone, in a process of its own: the product's own Runner, without a broker."""
 
-    def __enter__(self) -> "Drain":
+    def __enter__(self) -> Self:
         command = [sys.executable, str(settings.BASE_DIR / "manage.py"), "bench_drain"]
         environment = os.environ | {"DEXSITE_ROLE": "worker"}
         self._process = subprocess.Popen(
@@ -200,7 +202,7 @@ class Drain:
         self._process.stdin.flush()
         done: dict[str, Any] = json.loads(self._said())
         left = Call.objects.exclude(status="succeeded").values_list("status", flat=True)
-        return {**done, "milliseconds": [], "cpu": 0.0, "faults": {status: 1 for status in left}}
+        return {**done, "milliseconds": [], "cpu": 0.0, "faults": dict.fromkeys(left, 1)}
 
     def _said(self) -> str:
         assert self._process.stdout is not None
@@ -210,6 +212,8 @@ class Drain:
         return line
 
 
+_last_words: deque[str] = deque(maxlen=10)
+
+
 def _log(name: str, line: str) -> None:
-    with (settings.DATA_DIR / "bench.log").open("a") as file:
-        file.write(f"{name:<7} {line}\n")
+    _last_words.append(f"{name:<7} {line[:400]}")
