@@ -177,7 +177,9 @@ _CANDIDATES = (
         due.arguments IS NOT NULL AND encode(sha256(convert_to(due.arguments, 'UTF8')), 'hex') = due.arguments_hash,
         due.status, due.writes, due.claims, due.entered, due.entered_before, due.doubt, due.running_again, due.max_attempts,
         due.timeout, due.grace, due.approved_at + make_interval(secs => due.start_within),
-        a.name, a.enabled, a.tools, s.allowed_tools, s.on_behalf_of,
+        a.name, a.enabled, ARRAY(SELECT jsonb_array_elements_text(a.tools)),
+        CASE WHEN s.allowed_tools IS NOT NULL THEN ARRAY(SELECT jsonb_array_elements_text(s.allowed_tools)) END,
+        s.on_behalf_of,
         due.entered = due.entered_before OR (
             (s.seconds_limit IS NULL OR clock_timestamp() <= s.opened_at + make_interval(secs => s.seconds_limit))
             AND (s.spend_limit IS NULL OR s.spend_used < s.spend_limit)),

@@ -1,6 +1,6 @@
 """One call walks through every room."""
 
-from tests.worlds import World, a_tool
+from tests.worlds import World, a_tool, a_world
 from toolcalls.effects import Effect
 from toolcalls.journal import Head, seal_waiting, verify
 
@@ -13,6 +13,16 @@ def test_a_read_runs_at_once_and_its_journal_tells_of_it(world: World) -> None:
     call = world.now(call)
     assert (call.status, call.code, call.result) == ("succeeded", "OK", '{"name":"a","amount":3}')
     assert world.moves(call) == ["proposed", "approved", "executing", "succeeded"]
+
+
+def test_an_allow_list_of_names_lets_the_call_through_at_the_claim_too(database: None) -> None:
+    with a_tool(effect=Effect.READ) as tool:
+        world = a_world(tools=(tool.name, "other_*"))
+        narrow = world.open(allowed_tools=[tool.name])
+        calls = [world.propose(tool), world.propose(tool, session=narrow)]
+        world.run()
+        world.close()
+    assert [world.now(call).status for call in calls] == ["succeeded", "succeeded"]
 
 
 def test_an_unclassified_tool_waits_and_runs_once_approved(world: World) -> None:

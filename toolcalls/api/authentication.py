@@ -3,9 +3,11 @@
 An agent's key can never decide, and an operator never acts as an agent: each route names whom it takes.
 """
 
+import json
 from typing import Any
 
 from django.contrib.auth.models import AbstractBaseUser
+from django.db import connection
 from django.db.models import Q
 from django.db.models.functions import Now
 from drf_spectacular.extensions import OpenApiAuthenticationExtension
@@ -14,7 +16,7 @@ from rest_framework.authentication import BaseAuthentication
 from rest_framework.permissions import BasePermission
 from rest_framework.request import Request
 
-from toolcalls.models import Agent, AgentKey, UserToken
+from toolcalls.models import Agent, Team, UserToken
 from toolcalls.secrets import TOKEN_PREFIX, digest_of
 
 
@@ -27,6 +29,33 @@ class AgentPrincipal:
 
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
+
+
+_AGENT = """
+    SELECT a.id, a.name, a.tools::text, a.default_effect, a.limits::text, a.budgets::text, a.owner_id, t.id, t.name, t.time_zone
+    FROM toolcalls_agentkey k JOIN toolcalls_agent a ON a.id = k.agent_id JOIN toolcalls_team t ON t.id = a.team_id
+    WHERE k.digest = %s AND a.enabled AND k.revoked_at IS NULL AND (k.expires_at IS NULL OR k.expires_at > clock_timestamp())
+"""
+
+
+def agent_of(key: str) -> Agent | None:
+    """Find the enabled agent whose usable key this is, by one statement: every request of an agent asks."""
+    with connection.cursor() as cursor:
+        cursor.execute(_AGENT, [digest_of(key)])
+        row = cursor.fetchone()
+    if row is None:
+        return None
+    identity, name, tools, default_effect, limits, budgets, owner, *team = row
+    return Agent(
+        id=identity,
+        name=name,
+        tools=json.loads(tools),
+        default_effect=default_effect,
+        limits=json.loads(limits),
+        budgets=json.loads(budgets),
+        owner_id=owner,
+        team=Team(**dict(zip(("id", "name", "time_zone"), team, strict=True))),
+    )
 
 
 class KeyAuthentication(BaseAuthentication):
@@ -42,10 +71,9 @@ class KeyAuthentication(BaseAuthentication):
             if token is not None and token.user.is_active:
                 return token.user, token
         else:
-            found = AgentKey.objects.filter(usable, digest=digest_of(secret), agent__enabled=True)
-            key = found.select_related("agent__team").first()
-            if key is not None:
-                return AgentPrincipal(key.agent), key
+            agent = agent_of(secret)
+            if agent is not None:
+                return AgentPrincipal(agent), None
         raise exceptions.AuthenticationFailed
 
     def authenticate_header(self, request: Request) -> str:

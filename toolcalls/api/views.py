@@ -1,6 +1,5 @@
 """The agents' door. Each view makes one call inward and translates the answer."""
 
-import json
 import re
 from typing import Any
 from uuid import UUID
