@@ -50,6 +50,7 @@ def database(database_url: str, django_db_blocker: Any) -> Iterator[None]:
     current_app.conf.broker_transport_options["conn_string"] = database_url
     with django_db_blocker.unblock():
         yield
+        notices.stop()
         worlds.sweep_away()
         connections.close_all()
 
@@ -66,4 +67,3 @@ def world(database: None) -> Iterator[worlds.World]:
     made = worlds.a_world()
     yield made
     made.close()
-    notices.stop()

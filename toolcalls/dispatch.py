@@ -9,7 +9,9 @@ which keeps the one real cycle of this domain out of the imports.
 import logging
 
 from celery import current_app
-from django.db import connection, transaction
+from django.db import transaction
+
+from toolcalls import sql
 
 logger = logging.getLogger(__name__)
 
@@ -27,35 +29,25 @@ def ring_after_commit(*, retryable: bool) -> None:
 def ring(*, retryable: bool) -> None:
     """Ring unless a bell is waiting already. A broker that is away costs a log line; a sweep rings again."""
     kind = kind_of(retryable=retryable)
-    with connection.cursor() as cursor:
-        cursor.execute(
-            """UPDATE toolcalls_bell SET rung_at = clock_timestamp(), last_rung_at = clock_timestamp()
-               WHERE kind = %s AND rung_at IS NULL""",
-            [kind],
-        )
-        if cursor.rowcount == 1:
-            _publish(kind)
+    mark = """UPDATE toolcalls_bell SET rung_at = clock_timestamp(), last_rung_at = clock_timestamp()
+        WHERE kind = %s AND rung_at IS NULL"""
+    if sql.change(mark, [kind]):
+        _publish(kind)
 
 
 def ring_again(*, retryable: bool) -> None:
     """Ring although a bell may be waiting: its message may be lost."""
     kind = kind_of(retryable=retryable)
-    with connection.cursor() as cursor:
-        cursor.execute(
-            """UPDATE toolcalls_bell SET rung_at = clock_timestamp(), last_rung_at = clock_timestamp(),
-               rings_again = rings_again + 1 WHERE kind = %s""",
-            [kind],
-        )
+    mark = """UPDATE toolcalls_bell SET rung_at = clock_timestamp(), last_rung_at = clock_timestamp(),
+        rings_again = rings_again + 1 WHERE kind = %s"""
+    sql.change(mark, [kind])
     _publish(kind)
 
 
 def answer(*, retryable: bool) -> None:
     """Clear the mark, committed, before looking for work."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "UPDATE toolcalls_bell SET rung_at = NULL WHERE kind = %s AND rung_at IS NOT NULL",
-            [kind_of(retryable=retryable)],
-        )
+    clear = "UPDATE toolcalls_bell SET rung_at = NULL WHERE kind = %s AND rung_at IS NOT NULL"
+    sql.change(clear, [kind_of(retryable=retryable)])
 
 
 def _publish(kind: str) -> None:

@@ -12,10 +12,9 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from django.db import connection
 from psycopg.types.json import Jsonb
 
-from toolcalls import journal
+from toolcalls import journal, sql
 
 
 @dataclass
@@ -71,6 +70,9 @@ class NewCall:
     finished_at: datetime | None = None
 
 
+PREPARED_AT_MOST = 5
+"""Calls of one request whose statement is worth keeping prepared; each number of calls is a statement of its own."""
+
 _CALL_COLUMNS = [each.name for each in fields(NewCall)]
 _CALL_PLACES = f"({', '.join(['%s'] * len(_CALL_COLUMNS))})"
 
@@ -96,15 +98,14 @@ def admit(
             session,
             *values[len(calls) * len(_CALL_COLUMNS) :],
         ]
-    with connection.cursor() as cursor:
-        cursor.execute(
-            f"""WITH admitted AS (
-                INSERT INTO toolcalls_call ({", ".join(_CALL_COLUMNS)}) VALUES {", ".join([_CALL_PLACES] * len(calls))}
-            ){budget}
-            INSERT INTO toolcalls_journalline ({journal.COLUMNS})
-            VALUES {", ".join([journal.PLACES] * len(lines))}""",
-            values,
-        )
+    sql.run(
+        f"""WITH admitted AS (
+            INSERT INTO toolcalls_call ({", ".join(_CALL_COLUMNS)}) VALUES {", ".join([_CALL_PLACES] * len(calls))}
+        ){budget}
+        INSERT INTO toolcalls_journalline ({journal.COLUMNS}) VALUES {", ".join([journal.PLACES] * len(lines))}""",
+        values,
+        prepare=len(calls) <= PREPARED_AT_MOST,
+    )
 
 
 @dataclass(frozen=True)
@@ -204,9 +205,7 @@ def lock_due(*, retryable: bool, tools: Sequence[tuple[str, str]], limit: int) -
     """
     names, versions = [name for name, _ in tools], [version for _, version in tools]
     asked: dict[str, Any] = {"retryable": retryable, "tools": names, "versions": versions, "limit": limit}
-    with connection.cursor() as cursor:
-        cursor.execute(_CANDIDATES, asked)
-        return [Candidate(*row) for row in cursor.fetchall()]
+    return [Candidate(*row) for row in sql.run(_CANDIDATES, asked)]
 
 
 def claim(worker: UUID, chosen: Sequence[tuple[Candidate, bool]]) -> dict[UUID, datetime]:
@@ -214,43 +213,42 @@ def claim(worker: UUID, chosen: Sequence[tuple[Candidate, bool]]) -> dict[UUID, 
 
     The flag says whether the claim is the mark: then the attempt has entered. Gives each call's attempt deadline.
     """
-    with connection.cursor() as cursor:
-        cursor.execute(
-            """
-            WITH chosen AS (
-                SELECT * FROM unnest(%s::uuid[], %s::bool[]) AS chosen (id, enters)
-            ), before AS (
-                SELECT c.id, c.status, chosen.enters FROM toolcalls_call c JOIN chosen USING (id)
-            ), moved AS (
-                UPDATE toolcalls_call c SET
-                    status = 'executing', moves = moves + (c.status = 'approved')::int, claims = claims + 1,
-                    entered = entered + enters::int, live_attempt = claims + 1, due_at = NULL, code = '', message = '',
-                    started_at = coalesce(started_at, clock_timestamp()),
-                    alarm_at = CASE WHEN enters
-                        THEN clock_timestamp() + make_interval(secs => timeout + c.grace)
-                        ELSE approved_at + make_interval(secs => start_within) END
-                FROM before WHERE c.id = before.id
-                RETURNING c.id, c.team_id, c.session_id, c.claims, c.entered, c.moves, c.timeout, before.status AS source, enters
-            ), attempts AS (
-                INSERT INTO toolcalls_attempt (call_id, number, entered_as, worker_id, state, claimed_at, entered_at, deadline)
-                SELECT id, claims, CASE WHEN enters THEN entered END, %s, CASE WHEN enters THEN 'entered' ELSE 'claimed' END,
-                    clock_timestamp(), CASE WHEN enters THEN clock_timestamp() END,
-                    CASE WHEN enters THEN clock_timestamp() + make_interval(secs => timeout) END
-                FROM moved RETURNING call_id, deadline
-            ), lines AS (
-                INSERT INTO toolcalls_journalline
-                    (team_id, session_id, call_id, event, move, source, target, code, actor, attempt, detail_hash, at)
-                SELECT team_id, session_id, id,
-                    CASE WHEN source = 'approved' THEN 'call.moved' ELSE 'attempt.claimed' END,
-                    CASE WHEN source = 'approved' THEN moves END, CASE WHEN source = 'approved' THEN source ELSE '' END,
-                    CASE WHEN source = 'approved' THEN 'executing' ELSE '' END, '', %s, claims, '', clock_timestamp()
-                FROM moved
-            )
-            SELECT call_id, deadline FROM attempts
-            """,
-            [[each.id for each, _ in chosen], [enters for _, enters in chosen], worker, f"worker:{worker}"],
+    rows = sql.run(
+        """
+        WITH chosen AS (
+            SELECT * FROM unnest(%s::uuid[], %s::bool[]) AS chosen (id, enters)
+        ), before AS (
+            SELECT c.id, c.status, chosen.enters FROM toolcalls_call c JOIN chosen USING (id)
+        ), moved AS (
+            UPDATE toolcalls_call c SET
+                status = 'executing', moves = moves + (c.status = 'approved')::int, claims = claims + 1,
+                entered = entered + enters::int, live_attempt = claims + 1, due_at = NULL, code = '', message = '',
+                started_at = coalesce(started_at, clock_timestamp()),
+                alarm_at = CASE WHEN enters
+                    THEN clock_timestamp() + make_interval(secs => timeout + c.grace)
+                    ELSE approved_at + make_interval(secs => start_within) END
+            FROM before WHERE c.id = before.id
+            RETURNING c.id, c.team_id, c.session_id, c.claims, c.entered, c.moves, c.timeout, before.status AS source, enters
+        ), attempts AS (
+            INSERT INTO toolcalls_attempt (call_id, number, entered_as, worker_id, state, claimed_at, entered_at, deadline)
+            SELECT id, claims, CASE WHEN enters THEN entered END, %s, CASE WHEN enters THEN 'entered' ELSE 'claimed' END,
+                clock_timestamp(), CASE WHEN enters THEN clock_timestamp() END,
+                CASE WHEN enters THEN clock_timestamp() + make_interval(secs => timeout) END
+            FROM moved RETURNING call_id, deadline
+        ), lines AS (
+            INSERT INTO toolcalls_journalline
+                (team_id, session_id, call_id, event, move, source, target, code, actor, attempt, detail_hash, at)
+            SELECT team_id, session_id, id,
+                CASE WHEN source = 'approved' THEN 'call.moved' ELSE 'attempt.claimed' END,
+                CASE WHEN source = 'approved' THEN moves END, CASE WHEN source = 'approved' THEN source ELSE '' END,
+                CASE WHEN source = 'approved' THEN 'executing' ELSE '' END, '', %s, claims, '', clock_timestamp()
+            FROM moved
         )
-        return dict(cursor.fetchall())
+        SELECT call_id, deadline FROM attempts
+        """,
+        [[each.id for each, _ in chosen], [enters for _, enters in chosen], worker, f"worker:{worker}"],
+    )
+    return dict(rows)  # type: ignore[arg-type]
 
 
 def enter(call: UUID, attempt: int, *, worker: UUID) -> datetime | None:
@@ -258,54 +256,51 @@ def enter(call: UUID, attempt: int, *, worker: UUID) -> datetime | None:
 
     Gives the attempt's deadline; None where the mark was refused.
     """
-    with connection.cursor() as cursor:
-        cursor.execute(
-            """
-            WITH moved AS (
-                UPDATE toolcalls_call SET entered = entered + 1,
-                    alarm_at = clock_timestamp() + make_interval(secs => timeout + grace)
-                WHERE id = %s AND live_attempt = %s AND cancel_asked_at IS NULL
-                    AND clock_timestamp() <= approved_at + make_interval(secs => start_within)
-                RETURNING id, team_id, session_id, live_attempt, entered, timeout
-            ), marked AS (
-                UPDATE toolcalls_attempt a SET state = 'entered', entered_at = clock_timestamp(), entered_as = moved.entered,
-                    deadline = clock_timestamp() + make_interval(secs => moved.timeout)
-                FROM moved WHERE a.call_id = moved.id AND a.number = moved.live_attempt RETURNING a.deadline
-            ), line AS (
-                INSERT INTO toolcalls_journalline
-                    (team_id, session_id, call_id, event, source, target, code, actor, attempt, detail_hash, at)
-                SELECT team_id, session_id, id, 'attempt.entered', '', '', '', %s, live_attempt, '', clock_timestamp()
-                FROM moved
-            )
-            SELECT deadline FROM marked
-            """,
-            [call, attempt, f"worker:{worker}"],
+    rows = sql.run(
+        """
+        WITH moved AS (
+            UPDATE toolcalls_call SET entered = entered + 1,
+                alarm_at = clock_timestamp() + make_interval(secs => timeout + grace)
+            WHERE id = %s AND live_attempt = %s AND cancel_asked_at IS NULL
+                AND clock_timestamp() <= approved_at + make_interval(secs => start_within)
+            RETURNING id, team_id, session_id, live_attempt, entered, timeout
+        ), marked AS (
+            UPDATE toolcalls_attempt a SET state = 'entered', entered_at = clock_timestamp(), entered_as = moved.entered,
+                deadline = clock_timestamp() + make_interval(secs => moved.timeout)
+            FROM moved WHERE a.call_id = moved.id AND a.number = moved.live_attempt RETURNING a.deadline
+        ), line AS (
+            INSERT INTO toolcalls_journalline
+                (team_id, session_id, call_id, event, source, target, code, actor, attempt, detail_hash, at)
+            SELECT team_id, session_id, id, 'attempt.entered', '', '', '', %s, live_attempt, '', clock_timestamp()
+            FROM moved
         )
-        row = cursor.fetchone()
-        return row[0] if row else None
+        SELECT deadline FROM marked
+        """,
+        [call, attempt, f"worker:{worker}"],
+    )
+    return rows[0][0] if rows else None
 
 
 def record_success(call: UUID, attempt: int, *, worker: UUID, result: str, result_hash: str, raw: str | None) -> bool:
     """Record that the live attempt succeeded, and with it the call: one statement. False where it is no longer live."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            """
-            WITH moved AS (
-                UPDATE toolcalls_call SET status = 'succeeded', moves = moves + 1, code = 'OK', message = '', retry = '',
-                    result = %s, result_hash = %s, raw_result = %s, live_attempt = NULL, alarm_at = NULL,
-                    finished_at = clock_timestamp()
-                WHERE id = %s AND live_attempt = %s
-                RETURNING id, team_id, session_id, moves, claims
-            ), ended AS (
-                UPDATE toolcalls_attempt a SET state = 'succeeded', code = 'OK', finished_at = clock_timestamp()
-                FROM moved WHERE a.call_id = moved.id AND a.number = moved.claims
-            )
-            INSERT INTO toolcalls_journalline
-                (team_id, session_id, call_id, event, move, source, target, code, actor, attempt, detail_hash, at)
-            SELECT team_id, session_id, id, 'call.moved', moves, 'executing', 'succeeded', 'OK', %s, claims, '',
-                clock_timestamp() FROM moved
-            RETURNING id
-            """,
-            [result, result_hash, raw, call, attempt, f"worker:{worker}"],
+    rows = sql.run(
+        """
+        WITH moved AS (
+            UPDATE toolcalls_call SET status = 'succeeded', moves = moves + 1, code = 'OK', message = '', retry = '',
+                result = %s, result_hash = %s, raw_result = %s, live_attempt = NULL, alarm_at = NULL,
+                finished_at = clock_timestamp()
+            WHERE id = %s AND live_attempt = %s
+            RETURNING id, team_id, session_id, moves, claims
+        ), ended AS (
+            UPDATE toolcalls_attempt a SET state = 'succeeded', code = 'OK', finished_at = clock_timestamp()
+            FROM moved WHERE a.call_id = moved.id AND a.number = moved.claims
         )
-        return cursor.fetchone() is not None
+        INSERT INTO toolcalls_journalline
+            (team_id, session_id, call_id, event, move, source, target, code, actor, attempt, detail_hash, at)
+        SELECT team_id, session_id, id, 'call.moved', moves, 'executing', 'succeeded', 'OK', %s, claims, '',
+            clock_timestamp() FROM moved
+        RETURNING id
+        """,
+        [result, result_hash, raw, call, attempt, f"worker:{worker}"],
+    )
+    return bool(rows)

@@ -18,7 +18,7 @@ from zoneinfo import ZoneInfo
 from django.conf import settings
 from django.db import connection, transaction
 
-from toolcalls import lifecycle, permissions, pipeline, policy, tools
+from toolcalls import lifecycle, permissions, pipeline, policy, sql, tools
 from toolcalls.canonical import digest, safe_text
 from toolcalls.codes import OF_STAGE_ZERO, OF_THE_BUDGET, OF_THE_GUARD
 from toolcalls.effects import Effect
@@ -352,12 +352,12 @@ class _Read:
 
 
 _SESSION = """
-    SELECT s.id, s.allowed_tools FROM toolcalls_session s WHERE s.agent_id = %s AND s.session_id = %s
+    SELECT s.id, s.allowed_tools::text FROM toolcalls_session s WHERE s.agent_id = %s AND s.session_id = %s
 """
 
 _FACTS = """
     SELECT clock_timestamp(), s.id, s.status, s.opened_at, s.calls_limit, s.turns_limit, s.seconds_limit, s.spend_limit,
-        s.calls_used, s.turns_used, s.spend_used, s.default_effect, t.id, t.cancelled_at IS NOT NULL, coalesce(t.counted, false),
+        s.calls_used, s.turns_used, s.spend_used, s.default_effect, t.cancelled_at IS NOT NULL, coalesce(t.counted, false), t.id,
         (SELECT array_agg(b.tool) FROM toolcalls_brake b
             WHERE (b.team_id IS NULL OR b.team_id = s.team_id) AND (b.agent_id IS NULL OR b.agent_id = s.agent_id)),
         (SELECT array_agg(ARRAY[p.tool, p.values::text]) FROM toolcalls_storedpolicy p
@@ -374,17 +374,21 @@ _EARLIER_COLUMNS = """
 # Refusals by the guard or before it say nothing of their own, and a replay only repeats its original.
 _SPEAKS_FOR_ITSELF = "c.replay_of_id IS NULL AND c.code <> ALL(%(silent)s)"
 
-_EARLIER = f"""
+_OF_THE_OPERATION = f"""
     SELECT one.* FROM unnest(%(operations)s::text[]) AS o (operation) CROSS JOIN LATERAL (
         SELECT {_EARLIER_COLUMNS} FROM toolcalls_call c
         WHERE c.session_id = %(session)s AND c.operation = o.operation AND {_SPEAKS_FOR_ITSELF}
         ORDER BY c.id DESC LIMIT %(most)s
     ) one
-    UNION ALL
+"""
+
+_OF_THE_OPERATION_ID = f"""
     SELECT {_EARLIER_COLUMNS} FROM toolcalls_call c
     WHERE c.session_id = %(session)s AND c.operation_id <> '' AND c.operation_id = ANY(%(operation_ids)s)
         AND c.operation <> ALL(%(operations)s) AND {_SPEAKS_FOR_ITSELF}
-    UNION ALL
+"""
+
+_UNKNOWN = f"""
     SELECT {_EARLIER_COLUMNS} FROM toolcalls_call c
     WHERE c.agent_id = %(agent)s AND c.status = 'outcome_unknown' AND (c.operation = ANY(%(operations)s)
         OR (c.tool, c.arguments_hash) IN (SELECT * FROM unnest(%(tools)s::text[], %(hashes)s::text[])))
@@ -392,84 +396,46 @@ _EARLIER = f"""
 
 
 def _read(agent: Agent, session_id: str, turn_id: str, proposals: Sequence[Proposal], *, lock: bool) -> _Read:
-    with connection.cursor() as cursor:
-        cursor.execute(_SESSION + ("FOR NO KEY UPDATE" if lock else ""), [agent.pk, session_id])
-        row = cursor.fetchone()
-        if row is None:
-            raise NoSuchSession(f"There is no session {session_id}.")
-        session, allowed = row
-        session_tools = json.loads(allowed) if isinstance(allowed, str) else allowed
-        examined = [pipeline.examine(each, agent_tools=agent.tools, session_tools=session_tools) for each in proposals]
-        cursor.execute(
-            _FACTS,
-            {
-                "session": session,
-                "turn": turn_id,
-                "tools": list({each.tool for each in proposals}),
-                "ids": [each.tool_call_id for each in proposals],
-            },
-        )
-        (
-            now,
-            _,
-            status,
-            opened_at,
-            calls,
-            turns,
-            seconds,
-            spend,
-            calls_used,
-            turns_used,
-            spend_used,
-            default_effect,
-            turn,
-            turn_cancelled,
-            turn_counted,
-            brakes,
-            policies,
-            existing,
-        ) = cursor.fetchone()
-        facts = Facts(
-            now=now,
-            session=session,
-            status=status,
-            opened_at=opened_at,
-            calls_limit=calls,
-            turns_limit=turns,
-            seconds_limit=seconds,
-            spend_limit=spend,
-            calls_used=calls_used,
-            turns_used=turns_used,
-            spend_used=spend_used,
-            default_effect=default_effect,
-            turn_cancelled=turn_cancelled,
-            turn_counted=turn_counted,
-            brakes=frozenset(brakes or ()),
-            policies=dict(policies or ()),
-            earlier=_earlier(cursor, agent, session, examined),
-        )
-    found = Call.objects.filter(pk__in=existing).select_related("session", "turn", "replay_of") if existing else ()
-    return _Read(facts, turn, {each.tool_call_id: each for each in found}, examined)
+    found = sql.run(_SESSION + ("FOR NO KEY UPDATE" if lock else ""), [agent.pk, session_id])
+    if not found:
+        raise NoSuchSession(f"There is no session {session_id}.")
+    session, allowed = found[0]
+    session_tools = json.loads(allowed) if allowed is not None else None
+    examined = [pipeline.examine(each, agent_tools=agent.tools, session_tools=session_tools) for each in proposals]
+    asked = {
+        "session": session,
+        "turn": turn_id,
+        "tools": list({each.tool for each in proposals}),
+        "ids": [each.tool_call_id for each in proposals],
+    }
+    *own, turn, brakes, policies, existing = sql.run(_FACTS, asked)[0]
+    facts = Facts(*own, frozenset(brakes or ()), dict(policies or ()), _earlier(agent, session, examined))
+    stored = Call.objects.filter(pk__in=existing).select_related("session", "turn") if existing else ()
+    return _Read(facts, turn, {each.tool_call_id: each for each in stored}, examined)
 
 
-def _earlier(cursor: Any, agent: Agent, session: UUID, examined: Sequence[Examined]) -> list[Earlier]:
+def _earlier(agent: Agent, session: UUID, examined: Sequence[Examined]) -> list[Earlier]:
+    """Read what the guard needs. A branch that cannot find anything is left out: it would still be planned."""
     valid = [each for each in examined if each.operation]
     if not valid:
         return []
-    cursor.execute(
-        _EARLIER,
-        {
-            "session": session,
-            "agent": agent.pk,
-            "operations": list({each.operation for each in valid}),
-            "operation_ids": list({each.proposal.operation_id for each in valid if each.proposal.operation_id}),
-            "tools": [each.proposal.tool for each in valid],
-            "hashes": [each.arguments_hash for each in valid],
-            "silent": sorted(OF_THE_GUARD | OF_STAGE_ZERO),
-            "most": EARLIER_AT_MOST,
-        },
-    )
-    return [Earlier(*row) for row in cursor.fetchall()]
+    asked: dict[str, Any] = {
+        "session": session,
+        "operations": list({each.operation for each in valid}),
+        "silent": sorted(OF_THE_GUARD | OF_STAGE_ZERO),
+        "most": EARLIER_AT_MOST,
+    }
+    statements = [_OF_THE_OPERATION]
+    if operation_ids := list({each.proposal.operation_id for each in valid if each.proposal.operation_id}):
+        statements.append(_OF_THE_OPERATION_ID)
+        asked |= {"operation_ids": operation_ids}
+    statements.append(_UNKNOWN)
+    asked |= {
+        "agent": agent.pk,
+        "tools": [each.proposal.tool for each in valid],
+        "hashes": [each.arguments_hash for each in valid],
+    }
+    return [Earlier(*row) for row in sql.run(" UNION ALL ".join(statements), asked)]
 
 
 # -- what is stored

@@ -13,10 +13,10 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from django.db import connection, transaction
+from django.db import transaction
 from django.db.models import F
 
-from toolcalls import dispatch, hot, notices, permissions, policy
+from toolcalls import dispatch, hot, notices, permissions, policy, sql
 from toolcalls.canonical import digest
 from toolcalls.codes import DID_NOT_RUN
 from toolcalls.effects import Effect
@@ -77,10 +77,8 @@ class WrongState(Exception):
 
 def clock() -> datetime:
     """Read the database's clock."""
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT clock_timestamp()")
-        now: datetime = cursor.fetchone()[0]
-        return now
+    now: datetime = sql.run("SELECT clock_timestamp()", [])[0][0]
+    return now
 
 
 def lock(call: UUID) -> Call:
@@ -756,11 +754,8 @@ def register(worker: Worker) -> None:
 
 def beat(worker: UUID) -> bool:
     """Move a worker's heartbeat. False where it was declared gone: its identity may do nothing more."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "UPDATE toolcalls_worker SET beat_at = clock_timestamp() WHERE id = %s AND gone_at IS NULL", [worker]
-        )
-        return bool(cursor.rowcount == 1)
+    statement = "UPDATE toolcalls_worker SET beat_at = clock_timestamp() WHERE id = %s AND gone_at IS NULL"
+    return sql.change(statement, [worker]) == 1
 
 
 def lines_of(call: Call) -> list[JournalLine]:

@@ -207,7 +207,7 @@ def validate(tool: tools.Tool, text: str, parsed: Mapping[str, Any]) -> tuple[Ba
         frozen = canonical_text(model.model_dump(mode="json", by_alias=True, round_trip=True))
         again = tool.arguments.model_validate_json(frozen, strict=True, extra="forbid")
     except ValidationError as error:
-        raise InvalidArguments(_faults(tool.schema, error)) from None
+        raise InvalidArguments(_faults(tool, error)) from None
     except Malformed as error:
         raise InvalidArguments(error.message) from None
     if again != model:
@@ -215,19 +215,20 @@ def validate(tool: tools.Tool, text: str, parsed: Mapping[str, Any]) -> tuple[Ba
     return model, frozen
 
 
-def _faults(schema: dict[str, Any], error: ValidationError) -> str:
+def _faults(tool: tools.Tool, error: ValidationError) -> str:
+    secret = set(tool.policy.sensitive or ())
     lines = []
     for fault in error.errors(include_url=False):
         path = ".".join(map(str, fault["loc"])) or "arguments"
-        hint = _description(schema, fault["loc"])
+        hint = _description(tool.schema, fault["loc"])
         said = (
             fault["msg"]
             .replace("Input should be", "must be")
             .replace("Extra inputs are not permitted", "no such field")
         )
-        given = (
-            "" if fault["type"] in ("missing", "extra_forbidden") else f", not {safe_text(repr(fault['input']), 60)}"
-        )
+        # What was given helps a model to see its mistake, but a secret would stand in a text that nobody masks.
+        untold = fault["type"] in ("missing", "extra_forbidden") or secret & {path, *map(str, fault["loc"])}
+        given = "" if untold else f", not {safe_text(repr(fault['input']), 60)}"
         lines.append(f"{safe_text(path, 120)}: {said}{given}.{f' {hint}' if hint else ''}")
     return safe_text("\n".join(lines), MESSAGE_LIMIT)
 

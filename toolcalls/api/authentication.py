@@ -7,7 +7,6 @@ import json
 from typing import Any
 
 from django.contrib.auth.models import AbstractBaseUser
-from django.db import connection
 from django.db.models import Q
 from django.db.models.functions import Now
 from drf_spectacular.extensions import OpenApiAuthenticationExtension
@@ -16,6 +15,7 @@ from rest_framework.authentication import BaseAuthentication
 from rest_framework.permissions import BasePermission
 from rest_framework.request import Request
 
+from toolcalls import sql
 from toolcalls.models import Agent, Team, UserToken
 from toolcalls.secrets import TOKEN_PREFIX, digest_of
 
@@ -40,12 +40,10 @@ _AGENT = """
 
 def agent_of(key: str) -> Agent | None:
     """Find the enabled agent whose usable key this is, by one statement: every request of an agent asks."""
-    with connection.cursor() as cursor:
-        cursor.execute(_AGENT, [digest_of(key)])
-        row = cursor.fetchone()
-    if row is None:
+    found = sql.run(_AGENT, [digest_of(key)])
+    if not found:
         return None
-    identity, name, tools, default_effect, limits, budgets, owner, *team = row
+    identity, name, tools, default_effect, limits, budgets, owner, *team = found[0]
     return Agent(
         id=identity,
         name=name,

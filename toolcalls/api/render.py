@@ -7,9 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from django.db import connection
-
-from toolcalls import masking, tools
+from toolcalls import masking, sql, tools
 from toolcalls.canonical import parse, result_text
 from toolcalls.codes import advice, next_actions
 from toolcalls.models import Call, JournalLine, Session
@@ -101,14 +99,22 @@ def fresh_call(row: Call) -> dict[str, Any]:
     return _call(shown, [], replayed=False)
 
 
-_ELSEWHERE = {"measures", "session", "session_name", "turn_name", "replay_of", "refers_to", "amends", "amended_to", "attempts"}
+_ELSEWHERE = {
+    "measures",
+    "session",
+    "session_name",
+    "turn_name",
+    "replay_of",
+    "refers_to",
+    "amends",
+    "amended_to",
+    "attempts",
+}
 
 
 def calls(ids: Sequence[UUID], *, replayed: Collection[UUID] = ()) -> list[dict[str, Any]]:
     """Show stored calls, in the order of their IDs given; those in ``replayed`` answered a repetition."""
-    with connection.cursor() as cursor:
-        cursor.execute(_READ, [list(ids)])
-        found = {row[0]: Shown(*row) for row in cursor.fetchall()}
+    found = {row[0]: Shown(*row) for row in sql.run(_READ, [list(ids)])}
     asked = [row.pk for row in found.values() if row.requires_approval]
     decisions = _decisions(asked) if asked else {}
     return [
