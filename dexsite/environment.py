@@ -123,7 +123,7 @@ def database(url: str, *, options: Mapping[str, str], application_name: str) -> 
         "options": f"{settings} {parts.get('options', '')}".strip(),
     }
     return {
-        "ENGINE": "django.db.backends.postgresql",
+        "ENGINE": "dexsite.postgresql",
         "NAME": parts["dbname"],
         "USER": parts.get("user", ""),
         "PASSWORD": parts.get("password", ""),

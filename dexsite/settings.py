@@ -1,6 +1,6 @@
 """Every setting of the deployment: one file, from the environment, safe by default, checked at start.
 
-The variables are listed in docs/configuration.md; each may be given as X_FILE.
+Each variable X may also be given as X_FILE, the path of a file.
 """
 
 from pathlib import Path
@@ -132,6 +132,7 @@ INSTALLED_APPS += env.words("TOOL_APPS")
 
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
+    "dexsite.headers.content_security_policy",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",

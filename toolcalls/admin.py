@@ -5,7 +5,9 @@ and are never read for a list; a lookup that no filter offers is refused, so tha
 """
 
 import json
+from collections.abc import Callable
 from contextlib import suppress
+from datetime import UTC
 from typing import Any
 from uuid import UUID
 
@@ -22,6 +24,9 @@ from toolcalls.canonical import Malformed, canonical_text, parse
 from toolcalls.effects import Effect
 from toolcalls.filters import CallFilter
 from toolcalls.models import Agent, Attempt, Call, JournalLine, Session, Team
+
+admin.site.site_header = admin.site.site_title = "Dexsite audit"
+admin.site.index_title = "What happened"
 
 BODIES = ("received", "arguments", "raw_result", "result")
 
@@ -71,11 +76,23 @@ class AuditAdmin(ReadOnly, ModelAdmin):
         return super().changelist_view(request, extra_context)
 
 
+def exactly(field: str) -> Callable[[Any], str]:
+    """Make a column that shows a moment to the microsecond, in UTC."""
+
+    @admin.display(description=field.replace("_", " "), ordering=field)
+    def shown(row: Any) -> str:
+        at = getattr(row, field)
+        return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f} UTC" if at else "-"
+
+    shown.__name__ = field
+    return shown
+
+
 class Choice(SimpleListFilter):
     """A filter over a column whose values are known without reading the table."""
 
     def lookups(self, request: HttpRequest, model_admin: ModelAdmin) -> list[tuple[str, str]]:
-        return [(each, each.replace("_", " ") if each.islower() else each) for each in self.values()]
+        return [(each, each) for each in self.values()]
 
     def values(self) -> list[str]:
         raise NotImplementedError
@@ -118,10 +135,10 @@ class AttemptsOfCall(LinesOf):
         "state",
         "code",
         "worker",
-        "entered_at",
-        "finished_at",
+        exactly("entered_at"),
+        exactly("finished_at"),
         "late_state",
-        "late_at",
+        exactly("late_at"),
     )
     ordering = ("number",)
 
@@ -131,7 +148,7 @@ class AttemptsOfCall(LinesOf):
 
 class JournalOfCall(LinesOf):
     model = JournalLine
-    fields = readonly_fields = ("at", "event", "source", "target", "code", "actor", "attempt")
+    fields = readonly_fields = (exactly("at"), "event", "source", "target", "code", "actor", "attempt")
     ordering = ("pk",)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[JournalLine]:
@@ -159,7 +176,17 @@ def body_of(call: Call, text: str | None) -> str | SafeString:
 @admin.register(Call)
 class CallAdmin(AuditAdmin):
     bodies = BODIES
-    list_display = ("tool_call_id", "tool", "status", "code", "effect", "agent", "team", "session", "proposed_at")
+    list_display = (
+        "tool_call_id",
+        "tool",
+        "status",
+        "code",
+        "effect",
+        "agent",
+        "team",
+        "session",
+        exactly("proposed_at"),
+    )
     list_filter = ("status", ByTool, ByCode, ByEffect)
     list_select_related = ("team", "agent", "session", "turn")
     search_fields = ("tool_call_id",)
@@ -171,10 +198,25 @@ class CallAdmin(AuditAdmin):
         (None, {"fields": ("id", "tool", "tool_version", "status", "code", "told", "retry", "warning")}),
         ("Whose", {"fields": ("team", "agent", "session", "turn", "tool_call_id", "operation_id", "key", "trace_id")}),
         ("Asked", {"fields": ("frozen", "shown_hash", "as_received", "sentence", "derived")}),
-        ("Answered", {"fields": ("shown_result", "shown_raw_result", "settled_verdict", "settled_at", "doubt")}),
+        (
+            "Answered",
+            {"fields": ("shown_result", "shown_raw_result", "settled_verdict", exactly("settled_at"), "doubt")},
+        ),
         ("Policy", {"fields": ("effect", "requires_approval", "approvers_needed", "why", "frozen_policy")}),
         ("Links", {"fields": ("replay_of", "refers_to", "amends")}),
-        ("Times", {"fields": ("proposed_at", "deadline", "approved_at", "started_at", "finished_at", "reported_at")}),
+        (
+            "Times",
+            {
+                "fields": (
+                    exactly("proposed_at"),
+                    exactly("deadline"),
+                    exactly("approved_at"),
+                    exactly("started_at"),
+                    exactly("finished_at"),
+                    exactly("reported_at"),
+                )
+            },
+        ),
         ("Counts", {"fields": ("moves", "claims", "entered", "entered_before", "live_attempt", "max_attempts")}),
     )
 
@@ -245,9 +287,9 @@ class AttemptAdmin(AuditAdmin):
         "state",
         "code",
         "worker",
-        "claimed_at",
-        "entered_at",
-        "finished_at",
+        exactly("claimed_at"),
+        exactly("entered_at"),
+        exactly("finished_at"),
         "late_state",
     )
     list_filter = ("state", "late_state")
@@ -255,8 +297,8 @@ class AttemptAdmin(AuditAdmin):
     search_fields = ("call__tool_call_id__exact",)
     search_help_text = "The agent's ID of a call, the whole of it."
     fields = (
-        "call", "number", "entered_as", "worker", "state", "code", "told", "claimed_at", "entered_at", "deadline",
-        "finished_at", "spent", "late_state", "late_code", "late", "late_at",
+        "call", "number", "entered_as", "worker", "state", "code", "told", exactly("claimed_at"), exactly("entered_at"), exactly("deadline"),
+        exactly("finished_at"), "spent", "late_state", "late_code", "late", exactly("late_at"),
     )  # fmt: skip
 
     @admin.display(description="message")
@@ -271,13 +313,25 @@ class AttemptAdmin(AuditAdmin):
 @admin.register(JournalLine)
 class JournalLineAdmin(AuditAdmin):
     bodies = ("detail",)
-    list_display = ("id", "at", "event", "source", "target", "code", "actor", "attempt", "call", "session", "team")
+    list_display = (
+        "id",
+        exactly("at"),
+        "event",
+        "source",
+        "target",
+        "code",
+        "actor",
+        "attempt",
+        "call",
+        "session",
+        "team",
+    )
     list_filter = ("target", ByCode)
     list_select_related = ("call", "session", "team")
     search_fields = ("actor__exact", "event__exact", "call__tool_call_id__exact", "session__session_id__exact")
     search_help_text = "An actor, an event, or the agent's ID of a call or session: the whole of it."
     fields = (
-        "id", "at", "team", "session", "call", "event", "move", "source", "target", "code", "actor", "attempt", "told",
+        "id", exactly("at"), "team", "session", "call", "event", "move", "source", "target", "code", "actor", "attempt", "told",
         "sealed_as",
     )  # fmt: skip
 
@@ -300,15 +354,15 @@ class JournalLineAdmin(AuditAdmin):
 @admin.register(Session)
 class SessionAdmin(AuditAdmin):
     bodies = ("metadata",)
-    list_display = ("session_id", "agent", "team", "status", "calls_used", "opened_at", "ended_at")
+    list_display = ("session_id", "agent", "team", "status", "calls_used", exactly("opened_at"), exactly("ended_at"))
     list_filter = ("status",)
     list_select_related = ("agent", "team")
     search_fields = ("session_id__exact", "on_behalf_of__exact")
     search_help_text = "The agent's name of a session, or on whose behalf it is: the whole of it."
     fields = (
         "id", "session_id", "team", "agent", "status", "on_behalf_of", "default_effect", "allowed_tools", "told",
-        "calls_limit", "calls_used", "turns_limit", "turns_used", "seconds_limit", "spend_limit", "spend_used", "opened_at",
-        "ended_at", "sealed_number", "sealed_hash",
+        "calls_limit", "calls_used", "turns_limit", "turns_used", "seconds_limit", "spend_limit", "spend_used", exactly("opened_at"),
+        exactly("ended_at"), "sealed_number", "sealed_hash",
     )  # fmt: skip
 
     @admin.display(description="metadata")

@@ -1,9 +1,10 @@
 """The doorbell: a message that says "there is work of this kind", never which (performance, "What follows").
 
-A bell is rung only where none is waiting: the mark in its row is set by whoever rings and cleared, committed, by the task
-before it looks. The ringer tests the mark after its own commit, so either the task has yet to look, and will see the work,
-or the mark is clear and it rings. A lost message costs one sweep; nothing depends on its arrival. Tasks are named as strings,
-which keeps the one real cycle of this domain out of the imports.
+A bell is rung only where none is waiting: the mark in its row is set by whoever rings, stays while a task looks for work, and is
+cleared, committed, before that task looks for the last time. The ringer tests the mark after its own commit, so either the task
+has yet to look, and will see the work, or the mark is clear and it rings. A lost message, or a task that died with the mark set,
+costs one sweep; nothing depends on a message's arrival. Tasks are named as strings, which keeps the one real cycle of this domain
+out of the imports.
 """
 
 import logging
@@ -44,10 +45,23 @@ def ring_again(*, retryable: bool) -> None:
     _publish(kind)
 
 
-def answer(*, retryable: bool) -> None:
-    """Clear the mark, committed, before looking for work."""
-    clear = "UPDATE toolcalls_bell SET rung_at = NULL WHERE kind = %s AND rung_at IS NOT NULL"
-    sql.change(clear, [kind_of(retryable=retryable)])
+def ring_on(*, retryable: bool) -> None:
+    """Ring for other processes: this one has as much as it can take, and the mark says only that somebody looks."""
+    _publish(kind_of(retryable=retryable))
+
+
+def leave(*, retryable: bool) -> None:
+    """Clear the mark, committed, before a task looks for work for the last time."""
+    sql.change(
+        "UPDATE toolcalls_bell SET rung_at = NULL WHERE kind = %s AND rung_at IS NOT NULL",
+        [kind_of(retryable=retryable)],
+    )
+
+
+def come_back(*, retryable: bool) -> None:
+    """Set the mark again: the last look found work, so this task goes on looking and nobody needs to ring."""
+    mark = "UPDATE toolcalls_bell SET rung_at = clock_timestamp() WHERE kind = %s AND rung_at IS NULL"
+    sql.change(mark, [kind_of(retryable=retryable)])
 
 
 def _publish(kind: str) -> None:

@@ -28,6 +28,7 @@ from toolcalls.models import Attempt, Call, Worker, new_id
 from toolcalls.outcomes import Crashed, Ending, InDoubt, NothingSent, Refused, Succeeded
 
 SLICE_SECONDS = 10.0
+STAY_LOOKS, STAY_SECONDS = 12, 0.004
 LOST_CONNECTION = (DatabaseError, InterfaceError)
 RECORD_AGAIN_AT_MOST = 5.0
 CHECK_AGAIN_AT_MOST = 60.0
@@ -94,35 +95,52 @@ class Runner:
             self._heartbeat.join()
 
     def drain(self, *, retryable: bool, seconds: float = SLICE_SECONDS) -> None:
-        """Claim and run what is due of a kind until nothing is, or the slice is over; then ring on if anything is left.
+        """Claim and run what is due of a kind until nothing is, or the slice is over; then ring on if anything may be left.
 
-        Returns when every call it started has been recorded.
+        The bell stays marked as waiting while this looks for work, so that nobody rings meanwhile; before the last look the mark is
+        cleared, committed. A short stay after the last call spares the next one a bell. Returns when every call it started
+        has been recorded.
         """
         started: set[Future[None]] = set()
         until = time.monotonic() + seconds
-        rang_on = False
-        while not self.stopping.is_set():
-            slots = self._take_slots(until)
-            if not slots:
-                dispatch.ring(retryable=retryable)
-                break
-            claimed: list[tuple[Claimed, Lease]] = []
-            try:
-                claimed = self._claim(retryable=retryable, limit=slots)
-            finally:
-                self._give_back_slots(slots - len(claimed))
-            started.update(self._pool.submit(self._run, each, lease) for each, lease in claimed)
-            started = {each for each in started if not each.done()}
-            if len(claimed) < slots:
-                if not started:
+        looks, left, rang_on = 0, False, False
+        try:
+            while not self.stopping.is_set():
+                slots = self._take_slots(until)
+                if not slots:
                     break
-                # Whoever makes work due from here on rings; what this task still has to do is see its own calls recorded.
-                wait(started)
-                started.clear()
-            elif not rang_on:
-                dispatch.ring(retryable=retryable)
-                rang_on = True
-        wait(started)
+                claimed = self._start_what_is_due(started, retryable=retryable, slots=slots)
+                if claimed:
+                    looks = 0
+                    if left:
+                        dispatch.come_back(retryable=retryable)
+                        left = False
+                    if claimed == slots and not rang_on:
+                        dispatch.ring_on(retryable=retryable)
+                        rang_on = True
+                elif left:
+                    return
+                elif looks < STAY_LOOKS:
+                    looks += 1
+                    self.stopping.wait(STAY_SECONDS)
+                else:
+                    dispatch.leave(retryable=retryable)
+                    left = True
+            # The slice is over, or this process ends: whoever comes next goes on.
+            dispatch.leave(retryable=retryable)
+            dispatch.ring(retryable=retryable)
+        finally:
+            wait(started)
+
+    def _start_what_is_due(self, started: set[Future[None]], *, retryable: bool, slots: int) -> int:
+        claimed: list[tuple[Claimed, Lease]] = []
+        try:
+            claimed = self._claim(retryable=retryable, limit=slots)
+        finally:
+            self._give_back_slots(slots - len(claimed))
+        started.difference_update([each for each in started if each.done()])
+        started.update(self._pool.submit(self._run, each, lease) for each, lease in claimed)
+        return len(claimed)
 
     # -- slots
 

@@ -9,6 +9,7 @@ against the ``@transition`` methods.
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
+from operator import attrgetter
 from typing import Any
 from uuid import UUID
 
@@ -74,34 +75,48 @@ PREPARED_AT_MOST = 5
 """Calls of one request whose statement is worth keeping prepared; each number of calls is a statement of its own."""
 
 _CALL_COLUMNS = [each.name for each in fields(NewCall)]
+_call_values = attrgetter(*_CALL_COLUMNS)
 _CALL_PLACES = f"({', '.join(['%s'] * len(_CALL_COLUMNS))})"
 
 
-def admit(
-    calls: Sequence[NewCall], lines: Sequence[journal.Line], *, session: UUID, calls_used: int, turns_used: int
-) -> None:
-    """Insert calls with their journal lines, and take their shares of the session's budgets: one statement."""
-    values: list[Any] = []
+@dataclass(frozen=True)
+class Room:
+    """Where calls are admitted to: a session's turn, and what they take of the session's budgets.
+
+    opened_at: set where the turn has yet to be inserted. counts: the turn takes its share of ``turns`` now.
+    """
+
+    session: UUID
+    turn: UUID
+    turn_name: str
+    opened_at: datetime | None
+    counts: bool
+    calls_used: int
+
+
+def admit(calls: Sequence[NewCall], lines: Sequence[journal.Line], room: Room) -> None:
+    """Insert calls with their journal lines and their turn, and take their shares of the budgets: one statement."""
+    parts, values = [], []
+    if room.opened_at is not None:
+        parts.append(
+            "opened AS (INSERT INTO toolcalls_turn (id, session_id, turn_id, counted, opened_at) VALUES (%s, %s, %s, %s, %s))"
+        )
+        values += [room.turn, room.session, room.turn_name, room.counts, room.opened_at]
+    elif room.counts:
+        parts.append("counted AS (UPDATE toolcalls_turn SET counted = true WHERE id = %s)")
+        values.append(room.turn)
+    if room.calls_used or room.counts:
+        parts.append("""used AS (UPDATE toolcalls_session SET calls_used = calls_used + %s, turns_used = turns_used + %s
+            WHERE id = %s)""")
+        values += [room.calls_used, int(room.counts), room.session]
+    parts.append(f"""admitted AS (
+        INSERT INTO toolcalls_call ({", ".join(_CALL_COLUMNS)}) VALUES {", ".join([_CALL_PLACES] * len(calls))})""")
     for call in calls:
-        row = [getattr(call, name) for name in _CALL_COLUMNS]
-        values += [Jsonb(value) if isinstance(value, dict) else value for value in row]
+        values += [Jsonb(value) if isinstance(value, dict) else value for value in _call_values(call)]
     for line in lines:
         values += line.row()
-    budget = ""
-    if calls_used or turns_used:
-        budget = """, used AS (UPDATE toolcalls_session
-            SET calls_used = calls_used + %s, turns_used = turns_used + %s WHERE id = %s)"""
-        values = [
-            *values[: len(calls) * len(_CALL_COLUMNS)],
-            calls_used,
-            turns_used,
-            session,
-            *values[len(calls) * len(_CALL_COLUMNS) :],
-        ]
     sql.run(
-        f"""WITH admitted AS (
-            INSERT INTO toolcalls_call ({", ".join(_CALL_COLUMNS)}) VALUES {", ".join([_CALL_PLACES] * len(calls))}
-        ){budget}
+        f"""WITH {", ".join(parts)}
         INSERT INTO toolcalls_journalline ({journal.COLUMNS}) VALUES {", ".join([journal.PLACES] * len(lines))}""",
         values,
         prepare=len(calls) <= PREPARED_AT_MOST,
@@ -248,7 +263,7 @@ def claim(worker: UUID, chosen: Sequence[tuple[Candidate, bool]]) -> dict[UUID, 
         """,
         [[each.id for each, _ in chosen], [enters for _, enters in chosen], worker, f"worker:{worker}"],
     )
-    return dict(rows)  # type: ignore[arg-type]
+    return dict(rows)
 
 
 def enter(call: UUID, attempt: int, *, worker: UUID) -> datetime | None:

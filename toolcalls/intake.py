@@ -22,7 +22,7 @@ from toolcalls import lifecycle, permissions, pipeline, policy, sql, tools
 from toolcalls.canonical import digest, safe_text
 from toolcalls.codes import OF_STAGE_ZERO, OF_THE_BUDGET, OF_THE_GUARD
 from toolcalls.effects import Effect
-from toolcalls.hot import NewCall
+from toolcalls.hot import NewCall, Room
 from toolcalls.journal import Line, write
 from toolcalls.models import Agent, Call, LimitRow, Session, Turn, new_id
 from toolcalls.pipeline import (
@@ -240,9 +240,8 @@ class _Admission:
         """Decide everything again with the rows locked, and store it. None where a check turns out to be missing."""
         with transaction.atomic():
             read = _read(self.agent, self.session_id, self.turn_id, self.proposals, lock=True)
-            turn = read.turn
             batch, seen = Batch(), dict(read.existing)
-            stock = _Stock(self.agent, session=read.facts.session)
+            stock = _Stock(self.agent, read, turn_name=self.turn_id)
             stock.lock(self._limited(read))
             answers: list[Answered | Mismatch] = []
             for index, proposal in enumerate(self.proposals):
@@ -263,14 +262,12 @@ class _Admission:
                 if isinstance(verdict, NeedsCheck):
                     transaction.set_rollback(True)
                     return None
-                if turn is None:
-                    turn = lifecycle.open_turn(Session(pk=read.facts.session), self.turn_id, at=facts.now).pk
                 new, lines = build(
                     verdict,
                     examined,
                     agent=self.agent,
                     session=read.facts.session,
-                    turn=turn,
+                    turn=stock.turn,
                     now=facts.now,
                     trace_id=self.trace_id,
                 )
@@ -283,9 +280,7 @@ class _Admission:
                 call = as_row(new)
                 seen[proposal.tool_call_id] = call
                 answers.append(Answered(call, isinstance(verdict, Replay)))
-            stock.flush(calls_used=batch.calls, turns_used=batch.turns)
-            if batch.turns and turn is not None:
-                lifecycle.count_turn(turn)
+            stock.flush(calls_used=batch.calls, counts=batch.turns > 0)
         for call in seen.values():
             call.session.session_id, call.turn.turn_id = self.session_id, self.turn_id
         return answers
@@ -409,7 +404,7 @@ def _read(agent: Agent, session_id: str, turn_id: str, proposals: Sequence[Propo
         "ids": [each.tool_call_id for each in proposals],
     }
     *own, turn, brakes, policies, existing = sql.run(_FACTS, asked)[0]
-    facts = Facts(*own, frozenset(brakes or ()), dict(policies or ()), _earlier(agent, session, examined))
+    facts = Facts(*own, frozenset(brakes or ()), dict(policies or ()), _earlier(agent, session, examined))  # type: ignore[call-arg]
     stored = Call.objects.filter(pk__in=existing).select_related("session", "turn") if existing else ()
     return _Read(facts, turn, {each.tool_call_id: each for each in stored}, examined)
 
@@ -447,8 +442,10 @@ class _Stock:
     ``besides`` is a call that is about to be replaced: it gives its share back.
     """
 
-    def __init__(self, agent: Agent, *, session: UUID, besides: UUID | None = None) -> None:
-        self._agent, self._session, self._besides = agent, session, besides
+    def __init__(self, agent: Agent, read: "_Read", *, turn_name: str, besides: UUID | None = None) -> None:
+        self._agent, self._session, self._besides = agent, read.facts.session, besides
+        self.turn, self._turn_name = read.turn or new_id(), turn_name
+        self._opened_at = None if read.turn else read.facts.now
         self._calls: list[NewCall] = []
         self._lines: list[Line] = []
         self._locked: set[str] = set()
@@ -467,17 +464,16 @@ class _Stock:
         self._calls.append(call)
         self._lines += lines
 
-    def flush(self, *, calls_used: int, turns_used: int) -> None:
-        """Insert what is decided."""
+    def flush(self, *, calls_used: int = 0, counts: bool = False) -> None:
+        """Insert what is decided, with the turn where it is new."""
         if self._calls:
-            lifecycle.admit(
-                self._calls, self._lines, session=self._session, calls_used=calls_used, turns_used=turns_used
-            )
-            self._calls, self._lines = [], []
+            room = Room(self._session, self.turn, self._turn_name, self._opened_at, counts, calls_used)
+            lifecycle.admit(self._calls, self._lines, room)
+            self._calls, self._lines, self._opened_at = [], [], None
 
     def used(self, scope: str, limit: Limit, measures: Mapping[str, int | str]) -> int:
         """Add up what a limit has used today, with its row locked."""
-        self.flush(calls_used=0, turns_used=0)
+        self.flush()
         self.lock([scope])
         return used_today(self._agent, scope, limit, measures, besides=self._besides)
 
@@ -663,7 +659,7 @@ def amend(call: Call, examined: Examined, checked: Refusal | bool | None, *, by:
     """
     read = _read(call.agent, call.session.session_id, call.turn.turn_id, [examined.proposal], lock=True)
     others = [each for each in read.facts.earlier if each.id != call.pk]
-    stock = _Stock(call.agent, session=call.session_id, besides=call.pk)
+    stock = _Stock(call.agent, read, turn_name=call.turn.turn_id, besides=call.pk)
     verdict = pipeline.decide(
         examined,
         replace(read.facts, earlier=others),
@@ -692,7 +688,7 @@ def amend(call: Call, examined: Examined, checked: Refusal | bool | None, *, by:
         amends=call,
     )
     stock.add(new, lines)
-    stock.flush(calls_used=0, turns_used=0)
+    stock.flush()
     return Call.objects.select_related("session", "turn", "agent").get(pk=new.id)
 
 

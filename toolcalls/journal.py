@@ -10,12 +10,14 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.db import connection, transaction
 
-from toolcalls.models import JournalLine, Seal, Session, Team, UnsealedLine
+from toolcalls import sql
+from toolcalls.models import Seal, Session, Team, UnsealedLine
 
 SYSTEM = "system"
 A_BATCH = 500
@@ -83,26 +85,46 @@ def seal(chain: UUID) -> int:
     Returns how many were sealed. Safe in any number at once: the head's row is locked, and a line is sealed once.
     """
     with transaction.atomic():
-        head = _lock_head(chain)
-        waiting = UnsealedLine.objects.filter(chain=chain).order_by("line_id")[:A_BATCH]
-        lines = list(JournalLine.objects.filter(pk__in=[each.pk for each in waiting]).order_by("pk").defer("detail"))
+        table, number, before = _lock_head(chain)
+        lines = [Written(*row) for row in sql.run(_UNSEALED, [chain, A_BATCH])]
         if not lines:
             return 0
-        seals = []
+        hashes = []
         for line in lines:
-            head.sealed_number += 1
-            head.sealed_hash = _link(head.sealed_hash, head.sealed_number, line)
-            seals.append(Seal(line=line, chain=chain, number=head.sealed_number, hash=head.sealed_hash))
-        Seal.objects.bulk_create(seals)
-        UnsealedLine.objects.filter(pk__in=[line.pk for line in lines]).delete()
-        head.save(update_fields=["sealed_number", "sealed_hash"])
+            number += 1
+            before = link(before, number, line)
+            hashes.append(before)
+        ids = [line.id for line in lines]
+        sql.run(_SEAL[table], [chain, number - len(ids), ids, hashes, ids, number, before, chain])
         return len(lines)
 
 
-def _lock_head(chain: UUID) -> Session | Team:
-    columns = ("sealed_number", "sealed_hash")
-    session = Session.objects.select_for_update(no_key=True).only(*columns).filter(pk=chain).first()
-    return session or Team.objects.select_for_update(no_key=True).only(*columns).get(pk=chain)
+def _lock_head(chain: UUID) -> tuple[str, int, str]:
+    for table in ("toolcalls_session", "toolcalls_team"):
+        found = sql.run(f"SELECT sealed_number, sealed_hash FROM {table} WHERE id = %s FOR NO KEY UPDATE", [chain])
+        if found:
+            return table, *found[0]
+    raise LookupError(f"there is no chain {chain}")
+
+
+_UNSEALED = """
+    SELECT l.id, l.team_id, l.session_id, l.call_id, l.at, l.event, l.move, l.source, l.target, l.code, l.actor, l.attempt, l.detail_hash
+    FROM toolcalls_unsealedline u JOIN toolcalls_journalline l ON l.id = u.line_id
+    WHERE u.chain = %s ORDER BY l.id LIMIT %s
+"""
+
+_SEAL = {
+    table: f"""
+    WITH sealed AS (
+        INSERT INTO toolcalls_seal (line_id, chain, number, hash)
+        SELECT line, %s, %s + place, hash FROM unnest(%s::bigint[], %s::text[]) WITH ORDINALITY AS one (line, hash, place)
+    ), taken AS (
+        DELETE FROM toolcalls_unsealedline WHERE line_id = ANY(%s)
+    )
+    UPDATE {table} SET sealed_number = %s, sealed_hash = %s WHERE id = %s
+    """
+    for table in ("toolcalls_session", "toolcalls_team")
+}
 
 
 def seal_waiting(*, chains: int) -> int:
@@ -143,8 +165,8 @@ def verify(anchors: Iterable[Head] = ()) -> Iterator[Broken | Head]:
         if isinstance(found, Broken):
             # Perhaps it was only sealed on meanwhile: look again while nobody can.
             with transaction.atomic():
-                head = _lock_head(chain)
-                found = _verify_chain(Head(chain, head.sealed_number, head.sealed_hash), anchor)
+                _, number, hash_ = _lock_head(chain)
+                found = _verify_chain(Head(chain, number, hash_), anchor)
         yield found
     for missing in kept.values():
         yield Broken(missing.chain, 0, "the whole chain is gone")
@@ -163,7 +185,7 @@ def _verify_chain(head: Head, anchor: Head | None) -> Broken | Head:
         line = each.line
         if line.detail is not None and digest(line.detail) != line.detail_hash:
             return Broken(head.chain, line.pk, "what lies beside the line was changed")
-        before = _link(before, number, line)
+        before = link(before, number, Written(*attrgetter(*Written._fields)(line)))
         if each.hash != before:
             return Broken(head.chain, line.pk, "the line or its seal was changed")
         if anchor and anchor.number == number and anchor.hash != before:
@@ -178,24 +200,27 @@ def _verify_chain(head: Head, anchor: Head | None) -> Broken | Head:
     return head
 
 
-def _link(before: str, number: int, line: JournalLine) -> str:
-    fields = [
-        before,
-        number,
-        line.pk,
-        line.team_id,
-        line.session_id,
-        line.call_id,
-        _exact(line.at),
-        line.event,
-        line.move,
-        line.source,
-        line.target,
-        line.code,
-        line.actor,
-        line.attempt,
-        line.detail_hash,
-    ]
+class Written(NamedTuple):
+    """A line as it is stored, but for what lies beside it: all that its hash covers."""
+
+    id: int
+    team_id: UUID
+    session_id: UUID | None
+    call_id: UUID | None
+    at: datetime
+    event: str
+    move: int | None
+    source: str
+    target: str
+    code: str
+    actor: str
+    attempt: int | None
+    detail_hash: str
+
+
+def link(before: str, number: int, line: Written) -> str:
+    """Give the hash of a line in its place: over the hash before it, its number and its text."""
+    fields = [before, number, *line._replace(at=_exact(line.at))]  # type: ignore[arg-type]
     return digest(json.dumps(fields, ensure_ascii=False, default=str))
 
 

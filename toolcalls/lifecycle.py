@@ -193,23 +193,11 @@ def _standing(call: Call, *, may_go_on: bool = False) -> Standing:
 # -- admission
 
 
-def admit(
-    calls: Sequence[hot.NewCall], lines: Sequence[Line], *, session: UUID, calls_used: int, turns_used: int
-) -> None:
+def admit(calls: Sequence[hot.NewCall], lines: Sequence[Line], room: hot.Room) -> None:
     """Insert calls in the state in which their admission ended, with their lines, inside the admitting transaction."""
-    hot.admit(calls, lines, session=session, calls_used=calls_used, turns_used=turns_used)
+    hot.admit(calls, lines, room)
     for retryable in {call.retryable for call in calls if call.due_at is not None}:
         dispatch.ring_after_commit(retryable=retryable)
-
-
-def open_turn(session: Session, name: str, *, at: datetime) -> Turn:
-    """Insert a turn of a locked session."""
-    return Turn.objects.create(session=session, turn_id=name, opened_at=at)
-
-
-def count_turn(turn: UUID) -> None:
-    """Note that a turn has taken its share of the session's turns."""
-    Turn.objects.filter(pk=turn).update(counted=True)
 
 
 # -- approval

@@ -12,6 +12,8 @@ from uuid import UUID
 
 from django.db import connection
 
+from toolcalls import sql
+
 CHANNEL = "dexsite_answered"
 GATHER_SECONDS = 0.001
 AT_MOST = 200  # a payload holds 8,000 bytes
@@ -55,10 +57,10 @@ def _send_for_ever() -> None:
                 break
             calls.add(call)
         try:
-            with connection.cursor() as cursor:
+            if connection.connection is None:
                 # A notice needs no durability: without this it would wait for the disk like a commit.
-                cursor.execute("SET synchronous_commit = off")
-                cursor.execute("SELECT pg_notify(%s, %s)", [CHANNEL, ",".join(map(str, calls))])
+                sql.run("SELECT set_config('synchronous_commit', 'off', false)", [])
+            sql.run("SELECT pg_notify(%s, %s)", [CHANNEL, ",".join(map(str, calls))])
         except Exception:
             logger.info("a notice was not sent", exc_info=True)
             connection.close()

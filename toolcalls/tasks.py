@@ -7,7 +7,6 @@ from celery import shared_task
 from celery.signals import worker_shutting_down
 from django.conf import settings
 
-from toolcalls import dispatch
 from toolcalls.executor import Runner
 
 
@@ -20,18 +19,13 @@ def runner() -> Runner:
 @shared_task(name="toolcalls.call_tool", acks_late=True, ignore_result=True)
 def call_tool() -> None:
     """Run what is due of the classes where a second run is harmless."""
-    _answer(retryable=True)
+    runner().drain(retryable=True)
 
 
 @shared_task(name="toolcalls.call_single_attempt_tool", acks_late=False, ignore_result=True)
 def call_single_attempt_tool() -> None:
     """Run what is due of the classes that get a single attempt."""
-    _answer(retryable=False)
-
-
-def _answer(*, retryable: bool) -> None:
-    dispatch.answer(retryable=retryable)
-    runner().drain(retryable=retryable)
+    runner().drain(retryable=False)
 
 
 @worker_shutting_down.connect

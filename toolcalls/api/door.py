@@ -9,7 +9,7 @@ import asyncio
 import io
 import json
 import logging
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,9 +23,9 @@ from django.core.handlers.wsgi import WSGIHandler, WSGIRequest
 from django.db import connection
 from django.http import HttpRequest, HttpResponse
 
+from toolcalls import sql
 from toolcalls.api.bodies import BODY_LIMIT
 from toolcalls.api.problems import MEDIA_TYPE, body
-from toolcalls.models import Call
 from toolcalls.notices import CHANNEL
 from toolcalls.states import ANSWERED
 
@@ -36,6 +36,12 @@ Send = Callable[[Message], Awaitable[None]]
 THREADS = 16
 READ_AGAIN_SECONDS = 1.0
 """A notice may be lost with its connection or its sender: whoever waits is looked up this often in any case."""
+
+HOLDS = "dexsite.holds_answers"
+"""Set in the environment of requests: a view that waits need not make an answer for now."""
+
+LATELY = 10_000
+"""How many of the latest notices are kept."""
 
 logger = logging.getLogger(__name__)
 
@@ -54,46 +60,49 @@ class Listener:
 
     def __init__(self, threads: ThreadPoolExecutor) -> None:
         self._threads = threads
-        self._waiting: dict[UUID, set[asyncio.Event]] = defaultdict(set)
-        self._unanswered: dict[int, set[UUID]] = {}
+        self._waiting: dict[UUID, list[tuple[asyncio.Event, set[UUID]]]] = defaultdict(list)
+        self._lately: OrderedDict[UUID, None] = OrderedDict()
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def wait(self, calls: Iterable[UUID], seconds: float, gone: asyncio.Event) -> None:
-        """Return once all calls are answered, the seconds are over, or ``gone`` is set."""
-        self._start()
-        event, left = asyncio.Event(), set(calls)
-        self._unanswered[id(event)] = left
-        for call in left:
-            self._waiting[call].add(event)
+    async def wait(self, calls: Iterable[UUID], seconds: float, wake: asyncio.Event) -> None:
+        """Return once all calls are answered, the seconds are over, or somebody else sets ``wake``.
+
+        What was answered between its admission and now sent its notice already: it is among the latest ones.
+        """
+        left = {call for call in calls if call not in self._lately}
+        if not left:
+            return
+        waiter = (wake, left)
+        asked = tuple(left)
+        for call in asked:
+            self._waiting[call].append(waiter)
         try:
-            # What was answered between the first reading and now sent its notice to nobody.
-            await self._look(left)
-            tasks = [asyncio.ensure_future(event.wait()), asyncio.ensure_future(gone.wait())]
-            if left:
-                await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-            for task in tasks:
-                task.cancel()
+            await asyncio.wait_for(wake.wait(), seconds)
+        except TimeoutError:
+            pass
         finally:
-            del self._unanswered[id(event)]
-            for call in calls:
-                self._waiting[call].discard(event)
+            for call in asked:
+                self._waiting[call].remove(waiter)
                 if not self._waiting[call]:
                     del self._waiting[call]
 
     def _answered(self, calls: Iterable[UUID]) -> None:
         for call in calls:
-            for event in tuple(self._waiting.get(call, ())):
-                left = self._unanswered[id(event)]
+            self._lately[call] = None
+            if len(self._lately) > LATELY:
+                self._lately.popitem(last=False)
+            for wake, left in self._waiting.get(call, ()):
                 left.discard(call)
                 if not left:
-                    event.set()
+                    wake.set()
 
     async def _look(self, calls: Iterable[UUID]) -> None:
         asked = list(calls)
         answered = await asyncio.get_running_loop().run_in_executor(self._threads, _answered_among, asked)
         self._answered(answered)
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Listen from now on: before the first call is admitted through this process."""
         if not self._tasks:
             self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._read_again())]
 
@@ -126,7 +135,8 @@ class Listener:
 
 def _answered_among(calls: list[UUID]) -> list[UUID]:
     try:
-        return list(Call.objects.filter(pk__in=calls, status__in=ANSWERED).values_list("pk", flat=True))
+        statement = "SELECT id FROM toolcalls_call WHERE id = ANY(%s) AND status = ANY(%s)"
+        return [row[0] for row in sql.run(statement, [calls, list(ANSWERED)])]
     finally:
         connection.close_if_unusable_or_obsolete()
 
@@ -159,6 +169,7 @@ class Door:
                 self._listener.stop()
                 await send({"type": "lifespan.shutdown.complete"})
                 return
+            self._listener.start()
             await send({"type": "lifespan.startup.complete"})
 
     async def _serve(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
@@ -174,18 +185,20 @@ class Door:
             await _send_json(send, 400, body(400, "MALFORMED", "The address holds bytes that are not ASCII."))
             return
         environ["CONTENT_LENGTH"] = str(len(raw))
+        environ[HOLDS] = True  # type: ignore[literal-required]
         loop = asyncio.get_running_loop()
         answer = await loop.run_in_executor(self._threads, self._answer, environ)
         if answer.waiting is None:
             await _send(send, answer.status, answer.headers, answer.body)
             return
-        gone = asyncio.Event()
-        watch = asyncio.create_task(_watch(receive, gone))
+        wake = asyncio.Event()
+        watch = asyncio.create_task(_watch(receive, wake))
         try:
-            await self._listener.wait(answer.waiting.calls, answer.waiting.seconds, gone)
+            await self._listener.wait(answer.waiting.calls, answer.waiting.seconds, wake)
         finally:
+            gone = watch.done()
             watch.cancel()
-        if not gone.is_set():
+        if not gone:
             payload = await loop.run_in_executor(self._threads, _render, answer.waiting)
             headers = [(name, value) for name, value in answer.headers if name.lower() != b"content-length"]
             await _send(send, answer.status, [*headers, (b"content-length", str(len(payload)).encode())], payload)
@@ -247,7 +260,7 @@ async def _read(receive: Receive) -> bytes | None:
 async def _watch(receive: Receive, gone: asyncio.Event) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-    gone.set()
+    gone.set()  # and this task is done, which says that the client left
 
 
 async def _send(send: Send, status: int, headers: list[tuple[bytes, bytes]], payload: bytes) -> None:

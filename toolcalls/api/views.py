@@ -15,7 +15,7 @@ from rest_framework.views import APIView
 from toolcalls import intake, lifecycle, permissions, tools
 from toolcalls.api import bodies, pages, render
 from toolcalls.api.authentication import AgentPrincipal, IsAgent, IsAnyone, KeyAuthentication
-from toolcalls.api.door import Waiting
+from toolcalls.api.door import HOLDS, Waiting
 from toolcalls.api.problems import Problem, body
 from toolcalls.canonical import canonical_text, check_id, digest
 from toolcalls.filters import CallFilter
@@ -182,8 +182,9 @@ class TurnCalls(AgentView):
         unanswered = frozenset(
             each.call.pk for each in answers if isinstance(each, Answered) and each.call.status not in ANSWERED
         )
-        response = Response({"calls": _shown(answers)})
-        if seconds and unanswered:
+        waits = bool(seconds and unanswered)
+        response = Response({} if waits and HOLDS in request.META else {"calls": _shown(answers)})
+        if waits:
             response.waiting = Waiting(unanswered, seconds, lambda: {"calls": _shown(answers, again=unanswered)})  # type: ignore[attr-defined]
         return response
 
