@@ -64,6 +64,11 @@ DATABASES = {
             "lock_timeout": f"{LOCK_TIMEOUT * 1000:.0f}",
             "statement_timeout": f"{STATEMENT_TIMEOUT * 1000:.0f}",
             "idle_in_transaction_session_timeout": f"{IDLE_IN_TRANSACTION_TIMEOUT * 1000:.0f}",
+            # The hot statements are prepared and find each row by its key: to plan them anew, or to compile them, costs more than
+            # to run them. Workers and sweeps run nothing else, so there a plan made while a table was small must not scan it.
+            "plan_cache_mode": "force_generic_plan",
+            "jit": "off",
+            "enable_seqscan": "off" if ROLE in ("worker", "sweeps") else "on",
         },
     )
 }

@@ -5,7 +5,6 @@ and are never read for a list; a lookup that no filter offers is refused, so tha
 """
 
 import json
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC
 from typing import Any
@@ -76,8 +75,8 @@ class AuditAdmin(ReadOnly, ModelAdmin):
         return super().changelist_view(request, extra_context)
 
 
-def exactly(field: str) -> Callable[[Any], str]:
-    """Make a column that shows a moment to the microsecond, in UTC."""
+def exactly(field: str) -> Any:
+    """Make a column that shows a moment to the microsecond, in UTC; it may stand among columns and fields."""
 
     @admin.display(description=field.replace("_", " "), ordering=field)
     def shown(row: Any) -> str:
@@ -164,13 +163,23 @@ def legible(text: str) -> SafeString:
 
 
 def body_of(call: Call, text: str | None) -> str | SafeString:
-    """Show a stored JSON text of a call, masked."""
+    """Show a stored JSON text of a call, masked. What an agent sent may be a string that holds an object."""
     if text is None:
         return "-"
+    found = tools.find(call.tool)
+    declared = (found.policy.sensitive if found else None) or []
+    sensitive = masking.sensitive_fields(call) if call.policy else declared
     try:
-        return legible(canonical_text(masking.masked(parse(text), masking.sensitive_fields(call))))
+        value = parse(text)
+        if isinstance(value, str):
+            with suppress(Malformed):
+                value = parse(value)
     except Malformed:
-        return legible(masking.masked_text(text))
+        value = text
+    # Where no field can be told from another, none may be shown if one of them is sensitive.
+    if sensitive and isinstance(value, str):
+        return masking.MASK
+    return legible(canonical_text(masking.masked(value, sensitive)))
 
 
 @admin.register(Call)

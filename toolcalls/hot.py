@@ -163,54 +163,51 @@ class Candidate:
         return self.entered == self.entered_before
 
 
-_DUE = """
+_LOCK_DUE = """
     WITH RECURSIVE teams AS (
         (SELECT team_id FROM toolcalls_call WHERE retryable = %(retryable)s AND due_at IS NOT NULL ORDER BY team_id LIMIT 1)
         UNION ALL
         SELECT (SELECT c.team_id FROM toolcalls_call c WHERE c.retryable = %(retryable)s AND c.due_at IS NOT NULL
                 AND c.team_id > teams.team_id ORDER BY c.team_id LIMIT 1)
         FROM teams WHERE teams.team_id IS NOT NULL
-    ), due AS (
-        SELECT one.*, row_number() OVER (PARTITION BY one.team_id ORDER BY one.due_at) AS turn_in_team
-        FROM teams CROSS JOIN LATERAL (
-            SELECT c.* FROM toolcalls_call c
-            WHERE c.team_id = teams.team_id AND c.retryable = %(retryable)s AND c.due_at <= statement_timestamp()
-                AND (c.tool, c.tool_version) IN (SELECT * FROM unnest(%(tools)s::text[], %(versions)s::text[]))
-                AND NOT EXISTS (
-                    SELECT 1 FROM toolcalls_brake b
-                    WHERE (b.team_id IS NULL OR b.team_id = c.team_id) AND (b.agent_id IS NULL OR b.agent_id = c.agent_id)
-                        AND (b.tool = '' OR b.tool = c.tool)
-                )
-            ORDER BY c.due_at LIMIT %(limit)s FOR NO KEY UPDATE OF c SKIP LOCKED
-        ) one
     )
+    SELECT one.id FROM teams CROSS JOIN LATERAL (
+        SELECT c.id, c.team_id, c.due_at FROM toolcalls_call c
+        WHERE c.team_id = teams.team_id AND c.retryable = %(retryable)s AND c.due_at <= statement_timestamp()
+            AND c.tool || ' ' || c.tool_version = ANY(%(tools)s)
+            AND NOT EXISTS (
+                SELECT 1 FROM toolcalls_brake b
+                WHERE (b.team_id IS NULL OR b.team_id = c.team_id) AND (b.agent_id IS NULL OR b.agent_id = c.agent_id)
+                    AND (b.tool = '' OR b.tool = c.tool)
+            )
+        ORDER BY c.due_at LIMIT %(limit)s FOR NO KEY UPDATE OF c SKIP LOCKED
+    ) one
+    ORDER BY row_number() OVER (PARTITION BY one.team_id ORDER BY one.due_at), one.due_at LIMIT %(limit)s
 """
 
-_CANDIDATES = (
-    _DUE
-    + """
-    SELECT due.id, due.team_id, due.agent_id, due.session_id, t.turn_id, due.tool_call_id, due.tool, due.arguments,
-        due.arguments IS NOT NULL AND encode(sha256(convert_to(due.arguments, 'UTF8')), 'hex') = due.arguments_hash,
-        due.status, due.writes, due.claims, due.entered, due.entered_before, due.doubt, due.running_again, due.max_attempts,
-        due.timeout, due.grace, due.approved_at + make_interval(secs => due.start_within),
+# A statement of its own: it reads the rows as they are under their locks, not as they were when the first one began.
+_CANDIDATES = """
+    SELECT c.id, c.team_id, c.agent_id, c.session_id, t.turn_id, c.tool_call_id, c.tool, c.arguments,
+        c.arguments IS NOT NULL AND encode(sha256(convert_to(c.arguments, 'UTF8')), 'hex') = c.arguments_hash,
+        c.status, c.writes, c.claims, c.entered, c.entered_before, c.doubt, c.running_again, c.max_attempts,
+        c.timeout, c.grace, c.approved_at + make_interval(secs => c.start_within),
         a.name, a.enabled, ARRAY(SELECT jsonb_array_elements_text(a.tools)),
         CASE WHEN s.allowed_tools IS NOT NULL THEN ARRAY(SELECT jsonb_array_elements_text(s.allowed_tools)) END,
         s.on_behalf_of,
-        due.entered = due.entered_before OR (
+        c.entered = c.entered_before OR (
             (s.seconds_limit IS NULL OR clock_timestamp() <= s.opened_at + make_interval(secs => s.seconds_limit))
             AND (s.spend_limit IS NULL OR s.spend_used < s.spend_limit)),
-        CASE WHEN due.writes AND due.entered = 0 AND NOT due.running_again THEN coalesce(
-            (SELECT u.id FROM toolcalls_call u WHERE u.agent_id = due.agent_id AND u.operation = due.operation
+        CASE WHEN c.writes AND c.entered = 0 AND NOT c.running_again THEN coalesce(
+            (SELECT u.id FROM toolcalls_call u WHERE u.agent_id = c.agent_id AND u.operation = c.operation
                 AND u.status = 'outcome_unknown' LIMIT 1),
-            (SELECT u.id FROM toolcalls_call u WHERE u.agent_id = due.agent_id AND u.tool = due.tool
-                AND u.arguments_hash = due.arguments_hash AND u.status = 'outcome_unknown' LIMIT 1)) END,
-        due.stored_limit,
-        clock_timestamp()
-    FROM due JOIN toolcalls_turn t ON t.id = due.turn_id JOIN toolcalls_agent a ON a.id = due.agent_id
-        JOIN toolcalls_session s ON s.id = due.session_id
-    ORDER BY due.turn_in_team, due.due_at LIMIT %(limit)s
+            (SELECT u.id FROM toolcalls_call u WHERE u.agent_id = c.agent_id AND u.tool = c.tool
+                AND u.arguments_hash = c.arguments_hash AND u.status = 'outcome_unknown' LIMIT 1)) END,
+        c.stored_limit, clock_timestamp()
+    FROM unnest(%s::uuid[]) WITH ORDINALITY AS locked (id, place) JOIN toolcalls_call c ON c.id = locked.id
+        JOIN toolcalls_turn t ON t.id = c.turn_id JOIN toolcalls_agent a ON a.id = c.agent_id
+        JOIN toolcalls_session s ON s.id = c.session_id
+    ORDER BY locked.place
 """
-)
 
 
 def lock_due(*, retryable: bool, tools: Sequence[tuple[str, str]], limit: int) -> list[Candidate]:
@@ -218,9 +215,10 @@ def lock_due(*, retryable: bool, tools: Sequence[tuple[str, str]], limit: int) -
 
     ``tools`` are the (name, version) pairs that this process has; calls of others stay for a process that has them.
     """
-    names, versions = [name for name, _ in tools], [version for _, version in tools]
-    asked: dict[str, Any] = {"retryable": retryable, "tools": names, "versions": versions, "limit": limit}
-    return [Candidate(*row) for row in sql.run(_CANDIDATES, asked)]
+    have = [f"{name} {version}" for name, version in tools]
+    asked: dict[str, Any] = {"retryable": retryable, "tools": have, "limit": limit}
+    locked = [row[0] for row in sql.run(_LOCK_DUE, asked)]
+    return [Candidate(*row) for row in sql.run(_CANDIDATES, [locked])] if locked else []
 
 
 def claim(worker: UUID, chosen: Sequence[tuple[Candidate, bool]]) -> dict[UUID, datetime]:

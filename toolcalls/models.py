@@ -169,7 +169,7 @@ class Session(models.Model):
 
     id = models.UUIDField(primary_key=True, default=new_id, editable=False)
     team = models.ForeignKey(Team, on_delete=models.PROTECT, related_name="sessions")
-    agent = models.ForeignKey(Agent, on_delete=models.PROTECT, related_name="sessions")
+    agent = models.ForeignKey(Agent, on_delete=models.PROTECT, related_name="sessions", db_index=False)
     session_id = models.CharField(max_length=NAME_LENGTH)
     status = models.CharField(max_length=10, default=Status.OPEN, choices=Status.choices)
     body_digest = models.CharField(max_length=DIGEST_LENGTH)
@@ -207,7 +207,7 @@ class Turn(models.Model):
     """One model response of a session; it may hold several calls and can be cancelled."""
 
     id = models.UUIDField(primary_key=True, default=new_id, editable=False)
-    session = models.ForeignKey(Session, on_delete=models.PROTECT, related_name="turns")
+    session = models.ForeignKey(Session, on_delete=models.PROTECT, related_name="turns", db_index=False)
     turn_id = models.CharField(max_length=NAME_LENGTH)
     counted = models.BooleanField(default=False)
     opened_at = models.DateTimeField()
@@ -254,10 +254,10 @@ class Call(models.Model):
     """
 
     id = models.UUIDField(primary_key=True, default=new_id, editable=False)
-    team = models.ForeignKey(Team, on_delete=models.PROTECT, related_name="calls")
-    agent = models.ForeignKey(Agent, on_delete=models.PROTECT, related_name="calls")
-    session = models.ForeignKey(Session, on_delete=models.PROTECT, related_name="calls")
-    turn = models.ForeignKey(Turn, on_delete=models.PROTECT, related_name="calls")
+    team = models.ForeignKey(Team, on_delete=models.PROTECT, related_name="calls", db_index=False)
+    agent = models.ForeignKey(Agent, on_delete=models.PROTECT, related_name="calls", db_index=False)
+    session = models.ForeignKey(Session, on_delete=models.PROTECT, related_name="calls", db_index=False)
+    turn = models.ForeignKey(Turn, on_delete=models.PROTECT, related_name="calls", db_index=False)
     tool_call_id = models.CharField(max_length=NAME_LENGTH)
     tool = models.CharField(max_length=NAME_LENGTH)
     tool_version = models.CharField(max_length=60, blank=True)
@@ -282,8 +282,8 @@ class Call(models.Model):
     start_within = models.IntegerField(default=900)
     stored_limit = models.IntegerField(default=1024 * 1024)
     deadline = models.DateTimeField(null=True)
-    replay_of = models.ForeignKey("self", null=True, on_delete=models.PROTECT, related_name="replays")
-    refers_to = models.ForeignKey("self", null=True, on_delete=models.PROTECT, related_name="+")
+    replay_of = models.ForeignKey("self", null=True, on_delete=models.PROTECT, related_name="replays", db_index=False)
+    refers_to = models.ForeignKey("self", null=True, on_delete=models.PROTECT, related_name="+", db_index=False)
     amends = models.OneToOneField("self", null=True, on_delete=models.PROTECT, related_name="amended_by")
     proposed_at = models.DateTimeField()
     trace_id = models.CharField(max_length=32, blank=True)
@@ -389,6 +389,7 @@ class Call(models.Model):
                 condition=Q(measures__isnull=False),
             ),
             models.Index(fields=["team", "-id"], name="calls_by_team"),
+            models.Index(fields=["agent", "-id"], name="calls_by_agent"),
         ]
         triggers = triggers.CALL
 
@@ -447,10 +448,10 @@ class Attempt(models.Model):
         IN_DOUBT = "in_doubt"
         NOT_ENTERED = "not_entered"
 
-    call = models.ForeignKey(Call, on_delete=models.PROTECT, related_name="attempts")
+    call = models.ForeignKey(Call, on_delete=models.PROTECT, related_name="attempts", db_index=False)
     number = models.IntegerField()
     entered_as = models.IntegerField(null=True)
-    worker = models.ForeignKey("Worker", on_delete=models.PROTECT, related_name="attempts")
+    worker = models.ForeignKey("Worker", on_delete=models.PROTECT, related_name="attempts", db_index=False)
     state = models.CharField(max_length=12, choices=State.choices, db_default=State.CLAIMED)
     code = models.CharField(max_length=64, blank=True, db_default="")
     message = models.TextField(blank=True, db_default="")
@@ -481,7 +482,7 @@ class JournalLine(models.Model):
     """
 
     id = models.BigAutoField(primary_key=True)
-    team = models.ForeignKey(Team, on_delete=models.PROTECT, related_name="+")
+    team = models.ForeignKey(Team, on_delete=models.PROTECT, related_name="+", db_index=False)
     session = models.ForeignKey(Session, null=True, on_delete=models.PROTECT, related_name="journal", db_index=False)
     call = models.ForeignKey(Call, null=True, on_delete=models.PROTECT, related_name="journal", db_index=False)
     at = models.DateTimeField()
