@@ -1,8 +1,11 @@
 """One call walks through every room."""
 
+from pathlib import Path
+
 from tests.worlds import World, a_tool, a_world
 from toolcalls.effects import Effect
 from toolcalls.journal import Head, seal_waiting, verify
+from toolcalls.states import diagram
 
 
 def test_a_read_runs_at_once_and_its_journal_tells_of_it(world: World) -> None:
@@ -45,3 +48,7 @@ def test_every_line_is_sealed_and_the_chains_hold(world: World) -> None:
     heads = list(verify())
     assert all(isinstance(head, Head) for head in heads), heads
     assert sum(head.number for head in heads) > 15
+
+
+def test_the_state_diagram_of_the_docs_is_the_one_of_the_code() -> None:
+    assert diagram() in (Path(__file__).parents[2] / "docs" / "architecture.md").read_text()
