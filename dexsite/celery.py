@@ -23,7 +23,7 @@ TRANSPORT_ALIASES["pgmq"] = "dexsite.pgmq_transport:Transport"
 
 
 class KeepsConnections(DjangoWorkerFixup):
-    """This will treat a task like a request: a connection that still works is kept.
+    """Treat a task like a request: a connection that still works is kept.
 
     Celery's own fixup reconnects twice per task, which costs more than half of the throughput.
     """
@@ -33,7 +33,7 @@ class KeepsConnections(DjangoWorkerFixup):
 
 
 class Fixup(DjangoFixup):
-    """This will be Celery's integration of Django, with connections that outlive a task."""
+    """Celery's integration of Django, with connections that outlive a task."""
 
     @cached_property
     def worker_fixup(self) -> DjangoWorkerFixup:
@@ -42,7 +42,7 @@ class Fixup(DjangoFixup):
 
 @setup_logging.connect
 def leave_logging_alone(**_: Any) -> None:
-    """This will keep Django's LOGGING: where this signal has a receiver, Celery configures nothing."""
+    """Keep Django's LOGGING: where this signal has a receiver, Celery configures nothing."""
 
 
 app = Celery("dexsite", fixups=[lambda app: Fixup(app).install()])

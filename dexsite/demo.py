@@ -37,7 +37,7 @@ class Orders:
 
     @staticmethod
     def new() -> "Orders":
-        """This will name three orders after the clock."""
+        """Name three orders after the clock."""
         number = time.time_ns() // 100_000_000
         return Orders(f"ORD-{number}1", f"ORD-{number}2", f"ORD-{number}3")
 
@@ -73,7 +73,7 @@ class Effects:
 
 
 class Story:
-    """This will be the whole plot over three orders."""
+    """The whole plot over three orders."""
 
     def __init__(self, orders: Orders) -> None:
         self.orders = orders
@@ -162,7 +162,7 @@ class Story:
         )
 
     def prepare(self, shop: "Shop") -> None:
-        """This will add the three orders and script the one lost answer."""
+        """Add the three orders and script the one lost answer."""
         shop.add_order(self.orders.damaged, "CUS-1", "BRL", 12_000)
         shop.add_order(self.orders.regretted, "CUS-1", "BRL", 8_000)
         shop.add_order(self.orders.lost, "CUS-2", "USD", 4_500)
@@ -183,16 +183,16 @@ class Shop:
         self._http = httpx.Client(base_url=url, trust_env=False, timeout=10)
 
     def add_order(self, order_id: str, customer_id: str, currency: str, total_cents: int) -> None:
-        """This will add an order."""
+        """Add an order."""
         order = {"order_id": order_id, "customer_id": customer_id, "currency": currency}
         _checked(self._http.post("/orders", json={**order, "total_cents": total_cents}))
 
     def lose_one_answer(self, order_id: str) -> None:
-        """This will make it lose the answer of the next refund of an order, after committing it."""
+        """Make it lose the answer of the next refund of an order, after committing it."""
         _checked(self._http.post("/switches", json={"path": "refunds", "behaviour": "lose_answer", "order": order_id}))
 
     def effects(self, order_id: str) -> Effects:
-        """This will count what it did to an order, and how often it was asked for a refund of it."""
+        """Count what it did to an order, and how often it was asked for a refund of it."""
         done = _checked(self._http.get("/effects", params={"order": order_id}))
         arrived = _checked(self._http.get("/requests"))["requests"]
         return Effects(
@@ -203,7 +203,7 @@ class Shop:
         )
 
     def close(self) -> None:
-        """This will hang up."""
+        """Hang up."""
         self._http.close()
 
 
@@ -215,7 +215,7 @@ class Agent:
         self._http = httpx.Client(base_url=url, trust_env=False, timeout=30, headers={"Authorization": f"Bearer {key}"})
 
     def open(self) -> None:
-        """This will open the session, with budgets a person would give such a task."""
+        """Open the session, with budgets a person would give such a task."""
         body = {
             "session_id": self.session,
             "on_behalf_of": "a customer in the chat",
@@ -224,25 +224,25 @@ class Agent:
         _checked(self._http.post("/api/v1/sessions", json=body))
 
     def propose(self, step: Step) -> Call:
-        """This will propose one call in a turn of its own."""
+        """Propose one call in a turn of its own."""
         call = {"tool_call_id": f"call-{step.name}", "tool": step.tool, "arguments": step.arguments}
         path = f"/api/v1/sessions/{self.session}/turns/turn-{step.name}/calls"
         return self._only(_checked(self._http.post(path, json={"calls": [call]})))
 
     def read(self, call: Call, *, wait: int = 0) -> Call:
-        """This will read a call again; with ``wait``, up to so many seconds for its end."""
+        """Read a call again; with ``wait``, up to so many seconds for its end."""
         read: Call = _checked(self._http.get(f"/api/v1/calls/{call['id']}", params={"wait": wait} if wait else {}))
         return read
 
     def acknowledge(self, call: Call) -> None:
-        """This will tell the system that the result arrived."""
+        """Tell the system that the result arrived."""
         path = f"/api/v1/sessions/{self.session}/turns/{call['turn_id']}/acknowledge"
         response = self._http.post(path, json={"tool_call_ids": [call["tool_call_id"]]})
         if not response.is_success:
             _checked(response)
 
     def close(self) -> None:
-        """This will hang up; the session stays open."""
+        """Hang up; the session stays open."""
         self._http.close()
 
     @staticmethod
@@ -260,7 +260,7 @@ class Operator:
         self._http = httpx.Client(base_url=url, trust_env=False, timeout=30, headers={"Referer": f"{url}/"})
 
     def sign_in(self, username: str, password: str) -> None:
-        """This will fill in the login form."""
+        """Fill in the login form."""
         page = self._http.get("/accounts/login/")
         token = re.search(r'name="csrfmiddlewaretoken" value="([^"]+)"', page.text)
         if not token:
@@ -271,14 +271,14 @@ class Operator:
             raise DemoError(f"{username} could not sign in: the form answered {answer.status_code}")
 
     def waiting(self) -> Iterator[Call]:
-        """This will list the calls that wait for a decision, page after page."""
+        """List the calls that wait for a decision, page after page."""
         page: dict[str, Any] = {"next": ""}
         while page["next"] is not None:
             page = _checked(self._http.get("/api/v1/approvals", params={"cursor": page["next"]}))
             yield from page["calls"]
 
     def decide(self, call: Call, decision: str, reason: str) -> Call:
-        """This will approve or reject exactly the arguments that were shown."""
+        """Approve or reject exactly the arguments that were shown."""
         body = {"arguments_hash": call["arguments_hash"], "reason": reason}
         headers = {"X-CSRFToken": self._http.cookies["csrftoken"]}
         path = f"/api/v1/approvals/{call['id']}/{decision}"
@@ -286,7 +286,7 @@ class Operator:
         return decided
 
     def close(self) -> None:
-        """This will hang up."""
+        """Hang up."""
         self._http.close()
 
 
@@ -302,7 +302,7 @@ class Run:
     told: set[str] = field(default_factory=set)
 
     def begin(self) -> None:
-        """This will have the agent propose everything that depends on nothing."""
+        """Have the agent propose everything that depends on nothing."""
         self.story.prepare(self.shop)
         self.agent.open()
         self.say(f"The agent opens the session {self.agent.session}.")
@@ -311,7 +311,7 @@ class Run:
                 self._propose(step)
 
     def go_on(self) -> bool:
-        """This will read what is unfinished and propose what may follow; False once nothing is left."""
+        """Read what is unfinished and propose what may follow; False once nothing is left."""
         for step in self.story.steps:
             call = self.calls.get(step.name)
             if call is None and self.calls[step.after]["status"] not in UNFINISHED:
@@ -322,7 +322,7 @@ class Run:
         return len(self.told) < len(self.story.steps)
 
     def decide_all(self, operator: Operator) -> None:
-        """This will have the operator find the calls in the queue and answer each as the story says."""
+        """Have the operator find the calls in the queue and answer each as the story says."""
         steps = {self.calls[step.name]["id"]: step for step in self.story.steps if step.decision}
         for waiting in [call for call in operator.waiting() if call["id"] in steps]:
             step = steps.pop(waiting["id"])
@@ -361,7 +361,7 @@ class Run:
         self.agent.acknowledge(call)
 
     def faults(self) -> list[str]:
-        """This will compare every call and every effect with the story; one line per difference."""
+        """Compare every call and every effect with the story; one line per difference."""
         found = []
         for step in self.story.steps:
             call = self.calls.get(step.name)
@@ -380,7 +380,7 @@ class Run:
         return found
 
     def table(self, *, judged: bool) -> str:
-        """This will show each call's end and what the shop did; ``judged``: whether as expected."""
+        """Show each call's end and what the shop did; ``judged``: whether as expected."""
         rows: list[tuple[str, ...]] = [("call", "tool", "status", "code", "attempts", "as expected")]
         for step in self.story.steps:
             call = self.calls.get(step.name)
@@ -430,5 +430,5 @@ def _aligned(rows: Sequence[tuple[str, ...]]) -> str:
 
 
 def session_name() -> str:
-    """This will be a session's name that no earlier run used."""
+    """A session's name that no earlier run used."""
     return f"demo-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"

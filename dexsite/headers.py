@@ -13,7 +13,7 @@ POLICY = (
 def content_security_policy(
     get_response: Callable[[HttpRequest], HttpResponse],
 ) -> Callable[[HttpRequest], HttpResponse]:
-    """This will be the middleware that sends the policy with every response."""
+    """The middleware that sends the policy with every response."""
 
     def respond(request: HttpRequest) -> HttpResponse:
         response = get_response(request)

@@ -18,7 +18,7 @@ ROLE = os.environ.get("DEXSITE_ROLE", "other")
 
 
 class JsonLines(logging.Formatter):
-    """This will be one line of JSON per record.
+    """One line of JSON per record.
 
     An exception is given as its type and where it came from. Its text is left out: PostgreSQL, pydantic and
     HTTP clients quote the values they stumbled over.

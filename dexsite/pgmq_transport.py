@@ -13,7 +13,7 @@ from psycopg_pool import ConnectionPool
 
 
 class Channel(kombu_pgmq.Channel):
-    """This will use the queues as the migration made them, and make only what is missing."""
+    """Use the queues as the migration made them, and make only what is missing."""
 
     def _new_queue(self, queue: str, **kwargs: Any) -> None:
         if not self._has_queue(queue):
@@ -30,7 +30,7 @@ class Channel(kombu_pgmq.Channel):
 
 
 class Transport(kombu_pgmq.Transport):
-    """This will be PGMQ over a pool that is opened with the whole connection string of `conn_string`."""
+    """PGMQ over a pool that is opened with the whole connection string of `conn_string`."""
 
     Channel = Channel
     _pool: ConnectionPool[Any] | None = None

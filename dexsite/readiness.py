@@ -23,7 +23,7 @@ class NotReadyError(RuntimeError):
 
 
 def require_free_port(port: int) -> None:
-    """This will raise unless TCP `port` is free on the address that is served."""
+    """Raise unless TCP `port` is free on the address that is served."""
     try:
         listening_socket(port).close()
     except OSError as error:
@@ -35,7 +35,7 @@ def require_free_port(port: int) -> None:
 
 
 def listening_socket(port: int) -> socket.socket:
-    """This will be a socket bound to `port` on the served address; raises OSError."""
+    """A socket bound to `port` on the served address; raises OSError."""
     family = socket.AF_INET6 if ":" in settings.HOST else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -48,7 +48,7 @@ def listening_socket(port: int) -> socket.socket:
 
 
 def answers(port: int) -> bool:
-    """This will be true once something accepts connections on `port`."""
+    """True once something accepts connections on `port`."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.HOST, settings.HOST)  # noqa: S104
     with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1):
         return True
@@ -56,7 +56,7 @@ def answers(port: int) -> bool:
 
 
 def require_database() -> None:
-    """This will raise unless a PostgreSQL that is new enough answers."""
+    """Raise unless a PostgreSQL that is new enough answers."""
     where = f"{connection.settings_dict['HOST'] or 'localhost'}:{connection.settings_dict['PORT'] or 5432}"
     try:
         connection.ensure_connection()
@@ -69,7 +69,7 @@ def require_database() -> None:
 
 
 def require_broker() -> None:
-    """This will raise unless the broker answers; PGMQ needs its migration."""
+    """Raise unless the broker answers; PGMQ needs its migration."""
     with app.connection_for_write() as broker:
         try:
             broker.ensure_connection(max_retries=1, interval_start=0, timeout=1)
@@ -82,7 +82,7 @@ def require_broker() -> None:
 
 
 def require_migrations() -> None:
-    """This will raise if a migration has not been applied."""
+    """Raise if a migration has not been applied."""
     executor = MigrationExecutor(connection)
     missing = executor.migration_plan(executor.loader.graph.leaf_nodes())
     if missing:
@@ -90,7 +90,7 @@ def require_migrations() -> None:
 
 
 def migrate() -> None:
-    """This will apply the missing migrations; of several processes one does it and the others wait."""
+    """Apply the missing migrations; of several processes one does it and the others wait."""
     with migration_lock():
         executor = MigrationExecutor(connection)
         if executor.migration_plan(executor.loader.graph.leaf_nodes()):
@@ -99,7 +99,7 @@ def migrate() -> None:
 
 @contextlib.contextmanager
 def migration_lock() -> Iterator[None]:
-    """This will hold the database's migration lock, on a connection without time limits."""
+    """Hold the database's migration lock, on a connection without time limits."""
     with connection.cursor() as cursor:
         cursor.execute("SET lock_timeout = 0; SET statement_timeout = 0")
         cursor.execute("SELECT pg_advisory_lock(%s)", [MIGRATION_LOCK])

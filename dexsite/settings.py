@@ -39,9 +39,9 @@ RING_AGAIN_AFTER = env.seconds("RING_AGAIN_AFTER", 5, most=300)
 RING_AGAIN_AT_MOST = 300.0
 HEARTBEAT_EVERY = env.seconds("HEARTBEAT_EVERY", 5, most=3600)
 WORKER_SILENT_AFTER = env.seconds("WORKER_SILENT_AFTER", 30, most=86_400)
-GRACE = env.seconds("GRACE", 10, most=3600)
-START_WITHIN = env.seconds("START_WITHIN", 900)
-APPROVAL_WITHIN = env.seconds("APPROVAL_WITHIN", 86_400)
+GRACE = env.whole("GRACE", 10, least=1, most=3600)
+START_WITHIN = env.whole("START_WITHIN", 900, least=1, most=31_622_400)
+APPROVAL_WITHIN = env.whole("APPROVAL_WITHIN", 86_400, least=1, most=31_622_400)
 WORKER_SLOTS = env.whole("WORKER_SLOTS", 8, least=1, most=256)
 if WORKER_SILENT_AFTER < 2 * HEARTBEAT_EVERY:
     raise ImproperlyConfigured(
@@ -134,6 +134,8 @@ INSTALLED_APPS = [
 ]
 # Where a customer's own apps sit: each app's tools.py is found at the start.
 INSTALLED_APPS += env.words("TOOL_APPS")
+# The example shop's order service.
+ORDERS_URL = env.text("ORDERS_URL", "http://127.0.0.1:8001")
 
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",

@@ -34,7 +34,7 @@ class ProgramFailedError(RuntimeError):
 
 @dataclass(frozen=True)
 class Program:
-    """This will be one child process: what to run, when it counts as ready and how it is stopped.
+    """One child process: what to run, when it counts as ready and how it is stopped.
 
     `stop_round` orders the stops: all of round 0 end before those of round 1 are asked to. After
     `stop_within` seconds a program and its children are killed.
@@ -100,7 +100,7 @@ class _Child:
 
 
 class Supervisor:
-    """This will run programs until it is told to stop; use it in the main thread.
+    """Run programs until it is told to stop; use it in the main thread.
 
     `echo(name, line)` receives what the programs print; without it they print straight to our own output
     (JSON lines stay whole). `watch` is called about once a second, for whatever else has to be kept up; a
@@ -131,11 +131,11 @@ class Supervisor:
 
     @property
     def stopping(self) -> bool:
-        """This will be true once a signal has asked us to stop."""
+        """True once a signal has asked us to stop."""
         return self._asked > 0
 
     def start(self, *programs: Program, within: float = 60.0) -> None:
-        """This will start the programs together and return when all are ready.
+        """Start the programs together and return when all are ready.
 
         Raises `ProgramFailedError` if one ends or is not ready in `within` seconds; returns early when asked
         to stop.
@@ -157,7 +157,7 @@ class Supervisor:
             time.sleep(TICK)
 
     def run(self, *, until: Callable[[], bool] | None = None) -> None:
-        """This will keep the programs running until a signal comes or `until()` is true."""
+        """Keep the programs running until a signal comes or `until()` is true."""
         for tick in itertools.count():
             if self.stopping or (until and until()):
                 return
@@ -186,7 +186,7 @@ class Supervisor:
             child.start()
 
     def stop(self, *names: str) -> None:
-        """This will stop the named programs, or all, round by round; a second signal kills what is left."""
+        """Stop the named programs, or all, round by round; a second signal kills what is left."""
         chosen = [child for name, child in self._children.items() if not names or name in names]
         for stop_round in sorted({child.program.stop_round for child in chosen}):
             self._stop_together([child for child in chosen if child.program.stop_round == stop_round])
@@ -218,7 +218,7 @@ COLOURS = (36, 33, 32, 35, 34, 31)
 
 
 def prefixed(stream: IO[str], *, width: int = 8) -> Echo:
-    """This will be an echo that writes `name | line`; on a terminal each name has a colour of its own."""
+    """An echo that writes `name | line`; on a terminal each name has a colour of its own."""
     colours: dict[str, int] = {}
     lock = threading.Lock()
     coloured = stream.isatty() and "NO_COLOR" not in os.environ

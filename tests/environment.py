@@ -18,6 +18,6 @@ os.environ.setdefault("DEXSITE_ROLE", "tests")
 
 
 def pytest_unconfigure() -> None:
-    """This will remove what the run wrote; its server has ended by now."""
+    """Remove what the run wrote; its server has ended by now."""
     if OWN_DATA_DIR:
         shutil.rmtree(Path(os.environ["DEXSITE_DATA_DIR"]), ignore_errors=True)

@@ -28,7 +28,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from toolcalls import codes
 from toolcalls.tools import InDoubt, NotRun, ToolRejected
 
-DEFAULT_URL = "http://127.0.0.1:8001"
 CONNECT_WITHIN = 2.0
 ANSWER_WITHIN = 10.0
 NOTHING_WAS_SENT = (
@@ -99,17 +98,17 @@ A = TypeVar("A", bound=_Answer)
 
 
 def base_url() -> str:
-    """This will be where the service is: the setting ``ORDERS_URL``, else the variable, else this machine."""
-    return str(getattr(settings, "ORDERS_URL", "") or os.environ.get("ORDERS_URL") or DEFAULT_URL).rstrip("/")
+    """Where the service is: the setting ``ORDERS_URL``."""
+    return str(settings.ORDERS_URL).rstrip("/")
 
 
 def get_order(order_id: str, *, deadline: datetime | None = None) -> Order:
-    """This will read an order. Raises NotRun, InDoubt, or ToolRejected (``ORDER_NOT_FOUND``)."""
+    """Read an order. Raises NotRun, InDoubt, or ToolRejected (``ORDER_NOT_FOUND``)."""
     return _ask("GET", f"/orders/{quote(order_id, safe='')}", answer=Order, deadline=deadline)
 
 
 def refund(order_id: str, *, amount_cents: int, currency: str, key: str, deadline: datetime | None = None) -> Refund:
-    """This will refund ``amount_cents`` once per ``key``, however often it is asked.
+    """Refund ``amount_cents`` once per ``key``, however often it is asked.
 
     Raises NotRun, InDoubt, or ToolRejected (``ALREADY_REFUNDED``, ``EXCEEDS_TOTAL``, ``CURRENCY_MISMATCH``…).
     """
@@ -124,24 +123,24 @@ def refund(order_id: str, *, amount_cents: int, currency: str, key: str, deadlin
 
 
 def find_refund(key: str, *, deadline: datetime | None = None) -> Refund | None:
-    """This will look up what was refunded under a key. Raises as ``get_order`` does."""
+    """Look up what was refunded under a key. Raises as ``get_order`` does."""
     return _ask("GET", "/refunds", answer=_LookedUp, deadline=deadline, params={"key": key}).refund
 
 
 def cancel(order_id: str, *, reason: str = "", deadline: datetime | None = None) -> Cancellation:
-    """This will cancel an order. The service takes no key: asking again is one more effect."""
+    """Cancel an order. The service takes no key: asking again is one more effect."""
     path = f"/orders/{quote(order_id, safe='')}/cancellations"
     return _ask("POST", path, answer=Cancellation, deadline=deadline, json={"reason": reason})
 
 
 def notify(customer_id: str, *, message: str, deadline: datetime | None = None) -> Notification:
-    """This will send a customer a message. The service takes no key: asking again is one more effect."""
+    """Send a customer a message. The service takes no key: asking again is one more effect."""
     path = f"/customers/{quote(customer_id, safe='')}/notifications"
     return _ask("POST", path, answer=Notification, deadline=deadline, json={"message": message})
 
 
 def _ask(method: str, path: str, *, answer: type[A], deadline: datetime | None, **request: Any) -> A:
-    """This will send one request, once, and turn whatever happens into an answer or an ending."""
+    """Send one request, once, and turn whatever happens into an answer or an ending."""
     url = base_url() + path
     try:
         response = _client().request(method, url, timeout=_timeout(deadline), **request)
@@ -163,7 +162,7 @@ def _ask(method: str, path: str, *, answer: type[A], deadline: datetime | None, 
 
 
 def _ending(response: httpx.Response) -> NotRun | ToolRejected | InDoubt:
-    """This will say what an answer other than 2xx means. Only the service's own words count as a fact."""
+    """Say what an answer other than 2xx means. Only the service's own words count as a fact."""
     status = response.status_code
     try:
         refusal = _Refusal.model_validate_json(response.content)

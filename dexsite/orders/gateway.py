@@ -70,7 +70,7 @@ CREATE INDEX IF NOT EXISTS effects_by_order ON effects (order_id, kind);
 
 
 class RefusedError(Exception):
-    """This will answer with a status and a code; nothing was done."""
+    """Answer with a status and a code; nothing was done."""
 
     def __init__(self, status: int, code: str, message: str, **extra: Any) -> None:
         super().__init__(message)
@@ -79,7 +79,7 @@ class RefusedError(Exception):
 
 
 class Store:
-    """This will keep orders and effects in one SQLite file, each effect on disk when its verb returns."""
+    """Keep orders and effects in one SQLite file, each effect on disk when its verb returns."""
 
     def __init__(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -109,7 +109,7 @@ class Store:
             yield self._db
 
     def order(self, order_id: str) -> Body:
-        """This will show an order with its refunded sum (cents) and its status."""
+        """Show an order with its refunded sum (cents) and its status."""
         with self._reading() as db:
             order = _order(db, order_id)
             cancelled = db.execute(
@@ -125,7 +125,7 @@ class Store:
         return {**order, "refunded_cents": refunded, "status": status}
 
     def add_orders(self, orders: list[Body]) -> tuple[int, Body]:
-        """This will add orders: 201 if any was new, 200 if none; an ID with another body is a 409."""
+        """Add orders: 201 if any was new, 200 if none; an ID with another body is a 409."""
         rows = [_new_order(order) for order in orders]
         added = 0
         with self._writing() as db:
@@ -136,7 +136,7 @@ class Store:
         return (201 if added else 200), {"added": added, "orders": [row[0] for row in rows]}
 
     def refund(self, order_id: str, *, key: str | None, body: Body) -> tuple[int, Body]:
-        """This will refund once per key: 201, and from then on 200 with the first answer, ``repeated``."""
+        """Refund once per key: 201, and from then on 200 with the first answer, ``repeated``."""
         if not key:
             raise RefusedError(400, "key_required", "A refund needs the header Idempotency-Key.")
         amount, currency = _amount(body.get("amount_cents")), body.get("currency")
@@ -159,19 +159,19 @@ class Store:
         return 201, {**made, "repeated": False}
 
     def find_refund(self, key: str) -> Body:
-        """This will look a refund up by its key: ``{key, refund}``, the refund null where there is none."""
+        """Look a refund up by its key: ``{key, refund}``, the refund null where there is none."""
         with self._reading() as db:
             return {"key": key, "refund": _refund_under(db, key)}
 
     def cancel(self, order_id: str, *, body: Body) -> tuple[int, Body]:
-        """This will cancel an order, again if it is cancelled already: the service takes no key for it."""
+        """Cancel an order, again if it is cancelled already: the service takes no key for it."""
         with self._writing() as db:
             _order(db, order_id)
             made = _record(db, "cancellation", order_id=order_id, note=_text(body.get("reason", "")))
         return 201, {**made, "order_id": order_id}
 
     def notify(self, customer_id: str, *, body: Body) -> tuple[int, Body]:
-        """This will send a customer a message, again if the same was sent already."""
+        """Send a customer a message, again if the same was sent already."""
         message = _text(body.get("message"))
         with self._writing() as db:
             if not db.execute("SELECT 1 FROM orders WHERE customer_id = ?", (customer_id,)).fetchone():
@@ -180,7 +180,7 @@ class Store:
         return 201, {**made, "customer_id": customer_id}
 
     def effects(self, *, filters: dict[str, str], limit: int) -> Body:
-        """This will count effects per kind and list the first of them (``limit``; -1 lists all)."""
+        """Count effects per kind and list the first of them (``limit``; -1 lists all)."""
         columns = {"kind": "kind", "order": "order_id", "key": "key", "customer": "customer_id"}
         if unknown := set(filters) - set(columns):
             raise RefusedError(400, "unknown_filter", f"Unknown filter: {', '.join(sorted(unknown))}.")
@@ -195,7 +195,7 @@ class Store:
         return {"counts": counts, "total": sum(counts.values()), "effects": listed}
 
     def reset(self) -> None:
-        """This will forget every effect and every order but the seeds."""
+        """Forget every effect and every order but the seeds."""
         with self._writing() as db:
             db.execute("DELETE FROM effects")
             db.execute("DELETE FROM orders")
@@ -224,7 +224,7 @@ def _refund_under(db: sqlite3.Connection, key: str) -> Body | None:
 
 
 def _record(db: sqlite3.Connection, kind: str, **values: Any) -> Body:
-    """This will write an effect down and give its receipt: ``{receipt_id, id, at}``."""
+    """Write an effect down and give its receipt: ``{receipt_id, id, at}``."""
     values |= {"kind": kind, "at": datetime.now(UTC).isoformat()}
     insert = f"INSERT INTO effects ({', '.join(values)}) VALUES ({', '.join('?' * len(values))})"
     db.execute(insert, tuple(values.values()))
@@ -298,19 +298,19 @@ class Switch:
     fired: int = 0
 
     def fits(self, path: str, *, key: str, subject: str) -> bool:
-        """This will tell whether the switch is meant for this request."""
+        """Tell whether the switch is meant for this request."""
         return self.left > 0 and path == self.path and self.key in key and self.order in ("", subject)
 
 
 class Switches:
-    """This will hand each request at most one scripted behaviour: the oldest that fits and is not used up."""
+    """Hand each request at most one scripted behaviour: the oldest that fits and is not used up."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._switches: list[Switch] = []
 
     def add(self, body: Body) -> None:
-        """This will add a switch; unknown words are a 422."""
+        """Add a switch; unknown words are a 422."""
         if set(body) - {"path", "behaviour", "times", "seconds", "retry_after", "code", "key", "order"}:
             raise RefusedError(422, "invalid_switch", "Unknown field in a switch.")
         if body.get("path") not in PATHS or body.get("behaviour") not in BEHAVIOURS:
@@ -322,7 +322,7 @@ class Switches:
             self._switches.append(switch)
 
     def take(self, path: str, *, key: str, subject: str) -> Switch | None:
-        """This will use up one turn of the first switch that fits."""
+        """Use up one turn of the first switch that fits."""
         with self._lock:
             for switch in self._switches:
                 if switch.fits(path, key=key, subject=subject):
@@ -332,18 +332,18 @@ class Switches:
         return None
 
     def show(self) -> Body:
-        """This will list the switches with what is left and how often each fired."""
+        """List the switches with what is left and how often each fired."""
         with self._lock:
             return {"switches": [asdict(switch) for switch in self._switches]}
 
     def clear(self) -> None:
-        """This will forget all switches."""
+        """Forget all switches."""
         with self._lock:
             self._switches.clear()
 
 
 class Server(ThreadingHTTPServer):
-    """This will serve the API, one thread per connection."""
+    """Serve the API, one thread per connection."""
 
     daemon_threads = True
     request_queue_size = 256
@@ -370,7 +370,7 @@ class Server(ThreadingHTTPServer):
 
 
 class DroppedError(Exception):
-    """This will end the connection without an answer."""
+    """End the connection without an answer."""
 
     def __init__(self, *, reset: bool) -> None:
         super().__init__()
@@ -378,7 +378,7 @@ class DroppedError(Exception):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """This will translate HTTP into one verb of the store, bent by a switch if one fits."""
+    """Translate HTTP into one verb of the store, bent by a switch if one fits."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
@@ -508,7 +508,7 @@ class Request:
 
     @property
     def fields(self) -> Body:
-        """This will give the body as an object; anything else is a 422."""
+        """Give the body as an object; anything else is a 422."""
         if not isinstance(self.body, dict):
             raise RefusedError(422, "invalid_body", "The body must be a JSON object.")
         return self.body
@@ -599,7 +599,7 @@ ROUTES = (
 
 
 def main() -> None:
-    """This will serve until it is told to stop (SIGINT, SIGTERM)."""
+    """Serve until it is told to stop (SIGINT, SIGTERM)."""
     parser = argparse.ArgumentParser(prog="python -m dexsite.orders.gateway", description="The shop's order service.")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8001, help="0 takes a free one (default 8001)")

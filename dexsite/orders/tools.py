@@ -67,7 +67,7 @@ def refund_order(arguments: RefundOrder, context: ToolContext) -> client.Refund:
 
 @refund_order.check
 def refund_is_possible(arguments: RefundOrder, context: ToolContext) -> None:
-    """This will refuse what the order does not allow, before a person is asked."""
+    """Refuse what the order does not allow, before a person is asked."""
     order = client.get_order(arguments.order_id, deadline=context.deadline)
     if arguments.currency != order.currency:
         text = f"Order {order.order_id} is in {order.currency}, not in {arguments.currency}."
@@ -87,14 +87,14 @@ def refund_is_possible(arguments: RefundOrder, context: ToolContext) -> None:
 
 @refund_order.summary
 def refund_in_a_sentence(arguments: RefundOrder) -> str:
-    """This will say to the approver what would happen."""
+    """Say to the approver what would happen."""
     amount = money(arguments.amount_cents, arguments.currency)
     return f"Refund {amount} of order {arguments.order_id} ({arguments.reason.replace('_', ' ')})."
 
 
 @refund_order.find_outcome
 def refund_under(_arguments: RefundOrder, key: str) -> Found | NotFound:
-    """This will look the refund up by its key; absence proves nothing, a request may still be on its way."""
+    """Look the refund up by its key; absence proves nothing, a request may still be on its way."""
     made = client.find_refund(key)
     return Found(made.model_dump(mode="json")) if made else NotFound()
 
@@ -107,13 +107,13 @@ def cancel_order(arguments: CancelOrder, context: ToolContext) -> client.Cancell
 
 @cancel_order.check
 def order_exists(arguments: CancelOrder, context: ToolContext) -> None:
-    """This will refuse an order that does not exist, before a person is asked."""
+    """Refuse an order that does not exist, before a person is asked."""
     client.get_order(arguments.order_id, deadline=context.deadline)
 
 
 @cancel_order.summary
 def cancellation_in_a_sentence(arguments: CancelOrder) -> str:
-    """This will say to the approver what would happen."""
+    """Say to the approver what would happen."""
     return f"Cancel order {arguments.order_id}."
 
 
@@ -126,10 +126,10 @@ def notify_customer(arguments: NotifyCustomer, context: ToolContext) -> client.N
 
 @notify_customer.summary
 def notification_in_a_sentence(arguments: NotifyCustomer) -> str:
-    """This will say to the approver what would happen."""
+    """Say to the approver what would happen."""
     return f"Send customer {arguments.customer_id} a message of {len(arguments.message)} characters."
 
 
 def money(cents: int, currency: str) -> str:
-    """This will write an amount the way people read it: 2590 and BRL are ``BRL 25.90``."""
+    """Write an amount the way people read it: 2590 and BRL are ``BRL 25.90``."""
     return f"{currency} {cents // 100:,}.{cents % 100:02d}"

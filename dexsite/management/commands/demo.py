@@ -37,7 +37,7 @@ WITHIN = 60.0
 
 
 class Command(BaseCommand):
-    """This will play the demo; with --once without a person, exiting with 0 only if all went as it should."""
+    """Play the demo; with --once without a person, exiting with 0 only if all went as it should."""
 
     help = "Start everything on this machine and let a scripted agent propose calls."
     requires_system_checks = ()
@@ -68,7 +68,7 @@ class Command(BaseCommand):
 
 
 class Stage:
-    """This will set up team, agent and operator, start the programs, and let the story be played."""
+    """Set up team, agent and operator, start the programs, and let the story be played."""
 
     def __init__(self, orders_port: int, *, say: demo.Say, once: bool) -> None:
         self._orders_port, self._say, self._once = orders_port, say, once
@@ -78,7 +78,7 @@ class Stage:
         self._key = _key_of(AGENT, team)
 
     def play(self) -> list[str]:
-        """This will start everything, play, and stop what it started; it gives what was not as expected."""
+        """Start everything, play, and stop what it started; it gives what was not as expected."""
         url, orders_url = f"http://127.0.0.1:{settings.PORT}", f"http://127.0.0.1:{self._orders_port}"
         with _log() as log, ThreadPoolExecutor(1) as pool:
             self._say(f"Starting the order service, web, worker and sweeps; their log is {_log_file()}.")
@@ -164,7 +164,7 @@ def _pointed_at(orders_url: str, program: Program) -> Program:
 
 
 def _password_of(username: str, team: Team, *, renew: bool) -> str:
-    """This will be the operator's password where it is known: a new or renewed one; else empty."""
+    """The operator's password where it is known: a new or renewed one; else empty."""
     user, password = directory.create_operator(username, team=team, may=MAY, by=BY)
     if not password and renew:
         password = secrets.token_urlsafe(18)
@@ -174,7 +174,7 @@ def _password_of(username: str, team: Team, *, renew: bool) -> str:
 
 
 def _key_of(name: str, team: Team) -> str:
-    """This will be a new key of the agent: the earlier ones are known to nobody."""
+    """A new key of the agent: the earlier ones are known to nobody."""
     agent = Agent.objects.filter(team=team, name=name).first()
     if agent:
         return directory.create_key(agent, by=BY)
@@ -193,7 +193,7 @@ def _log_file() -> Path:
 
 @contextlib.contextmanager
 def _log() -> Iterator[Echo]:
-    """This will write what the programs print to a file: the story has the terminal to itself."""
+    """Write what the programs print to a file: the story has the terminal to itself."""
     with _log_file().open("a", buffering=1) as file:
 
         def echo(name: str, line: str) -> None:

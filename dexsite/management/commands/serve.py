@@ -18,7 +18,7 @@ ROLES = ("web", "worker", "sweeps")
 
 
 class Command(BaseCommand):
-    """This will start web server, worker and sweeps; with --web, --worker or --sweeps only those."""
+    """Start web server, worker and sweeps; with --web, --worker or --sweeps only those."""
 
     help = "Serve: everything on this machine, or only the roles that are named."
     requires_system_checks = ()
@@ -48,7 +48,7 @@ class Command(BaseCommand):
 
 
 def serve(*roles: str) -> None:
-    """This will run the roles as programs under one supervisor until a signal ends them."""
+    """Run the roles as programs under one supervisor until a signal ends them."""
     connections.close_all()
     with Supervisor(watch=keep_embedded_server) as supervisor:
         supervisor.start(*(program(role) for role in roles))
@@ -62,7 +62,7 @@ def serve(*roles: str) -> None:
 
 
 def program(role: str) -> Program:
-    """This will be the program of a role: this very command with the role's flag."""
+    """The program of a role: this very command with the role's flag."""
     return Program(
         name=role,
         command=[sys.executable, settings.BASE_DIR / "manage.py", "serve", f"--{role}"],
@@ -75,13 +75,13 @@ def program(role: str) -> Program:
 
 
 def keep_embedded_server() -> None:
-    """This will start the embedded server again if it was killed; `manage.py` holds and stops it."""
+    """Start the embedded server again if it was killed; `manage.py` holds and stops it."""
     if settings.EMBEDDED:
         server_of(settings.DATA_DIR).start()
 
 
 def run_role(role: str) -> None:
-    """This will be the role itself, in this process, until a signal ends it."""
+    """The role itself, in this process, until a signal ends it."""
     if role == "web":
         run_web()
     elif role == "worker":
@@ -91,7 +91,7 @@ def run_role(role: str) -> None:
 
 
 def run_web() -> None:
-    """This will be uvicorn on PORT, in this process, until a signal ends it."""
+    """Uvicorn on PORT, in this process, until a signal ends it."""
     config = uvicorn.Config(
         "dexsite.asgi:application",
         log_config=None,
