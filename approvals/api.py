@@ -8,6 +8,7 @@ from uuid import UUID
 from django.contrib.auth.base_user import AbstractBaseUser
 from django.db.models import F, Q
 from django.utils.dateparse import parse_datetime
+from django.utils.timezone import is_aware
 from drf_spectacular.utils import extend_schema
 from pydantic import BeforeValidator, Field
 from rest_framework.permissions import BasePermission
@@ -135,16 +136,19 @@ def page_of(
     return Response({"calls": render.calls([each.pk for each in rows[:size]]), "next": following})
 
 
-def _deadline_key(call: Call) -> tuple[str, ...]:
+def deadline_key(call: Call) -> tuple[str, ...]:
     return call.deadline.isoformat() if call.deadline else "", str(call.pk)
 
 
-def _after_deadline(cursor: list[str]) -> Q:
+def after_deadline(cursor: list[str]) -> Q:
     last = views.as_id(cursor[1])
     if not cursor[0]:
         return Q(deadline=None, pk__gt=last)
-    at = parse_datetime(cursor[0])
-    if at is None:
+    try:
+        at = parse_datetime(cursor[0])
+    except ValueError:
+        at = None
+    if at is None or not is_aware(at):
         raise Problem(400, "MALFORMED", "This cursor was not made here.")
     return Q(deadline__gt=at) | Q(deadline=at, pk__gt=last) | Q(deadline=None)
 
@@ -153,7 +157,7 @@ class Approvals(OperatorView):
     @extend_schema(responses={200: bodies.CallPage, **views.problems(403)}, operation_id="waiting_calls", filters=True)
     def get(self, request: Request) -> Response:
         """List the calls of your teams that wait for a person, oldest deadline first."""
-        return page_of(request, waiting(self.user), _deadline_key, _after_deadline, parts=2)
+        return page_of(request, waiting(self.user), deadline_key, after_deadline, parts=2)
 
 
 def waiting(user: AbstractBaseUser) -> Any:

@@ -19,7 +19,7 @@ class Words(forms.CharField):
         super().__init__(max_length=LONGEST_TEXT, strip=False, widget=widget, **options)
 
     def to_python(self, value: Any) -> Any:
-        return super().to_python(value).replace("\r\n", "\n")
+        return (super().to_python(value) or "").replace("\r\n", "\n")
 
     def validate(self, value: Any) -> None:
         super().validate(value)
@@ -28,7 +28,16 @@ class Words(forms.CharField):
 
 
 class StrictForm(forms.Form):
-    """A form that refuses what it did not ask for: identity and time never come from a browser."""
+    """A form that refuses what it did not ask for: identity and time never come from a browser.
+
+    action: what the person must be able to do for the form to be on the page. words: the field of the person's words.
+    """
+
+    action = ""
+    words = ""
+
+    def __init__(self, data: Any = None) -> None:
+        super().__init__(data, auto_id=f"{self.action}_%s")
 
     def clean(self) -> dict[str, Any] | None:
         sent = set(self.data) - _OF_DJANGO
@@ -42,6 +51,7 @@ class StrictForm(forms.Form):
 class DecisionForm(StrictForm):
     """Approve or reject exactly the arguments that were shown. The buttons carry ``decision``."""
 
+    action, words = "approve", "reason"
     decision = forms.ChoiceField(
         choices=Decision.Verdict.choices,
         error_messages=dict.fromkeys(("required", "invalid_choice"), "Choose approve or reject."),
@@ -53,6 +63,7 @@ class DecisionForm(StrictForm):
 class SettleForm(StrictForm):
     """Say what a call of unknown outcome turned out to have done, and how that is known."""
 
+    action, words = "settle", "evidence"
     verdict = forms.ChoiceField(
         choices=[
             (Reconciliation.Verdict.TOOK_EFFECT.value, "It took effect"),
@@ -63,7 +74,9 @@ class SettleForm(StrictForm):
         error_messages=dict.fromkeys(("required", "invalid_choice"), "Choose one of the three."),
     )
     evidence = Words(rows=3, error_messages={"required": "Say how you know."})
-    result = forms.CharField(required=False, strip=True, widget=forms.Textarea(attrs={"rows": 2, "spellcheck": "false"}))
+    result = forms.CharField(
+        required=False, strip=True, widget=forms.Textarea(attrs={"rows": 2, "spellcheck": "false"})
+    )
 
     def clean_result(self) -> Any:
         if not self.cleaned_data["result"]:
@@ -84,8 +97,14 @@ class SettleForm(StrictForm):
 class RunAgainForm(StrictForm):
     """Say why another run is ordered."""
 
+    action, words = "run_again", "evidence"
     evidence = Words(rows=2, error_messages={"required": "Say why another run is right."})
 
 
 class CancelForm(StrictForm):
     """Nothing to fill in."""
+
+    action = "cancel"
+
+
+ALL: tuple[type[StrictForm], ...] = (DecisionForm, SettleForm, RunAgainForm, CancelForm)

@@ -21,6 +21,7 @@ from toolcalls.canonical import canonical_text
 MIXED_SHOWN = 12
 """How many words of mixed alphabets a warning names; all of them are marked in the text."""
 
+TIMES = "\N{MULTIPLICATION SIGN}"
 _SHORT = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 _RUN = re.compile(r"([^ -~])\1*| {5,}", re.DOTALL)
 _WORD = re.compile(r"[^\W_]+(?:[.@][^\W_]+)*")
@@ -58,7 +59,7 @@ def _piece(run: re.Match[str]) -> str:
     if character != " " and not _unseen(character):
         return run[0]
     code = "space" if character == " " else _code(character)
-    shown = f'<span class="esc">{code}{f" ×{count}" if count > 1 else ""}</span>'
+    shown = f'<span class="esc">{code}{f" {TIMES}{count}" if count > 1 else ""}</span>'
     return f"{shown}<br>" if character == "\n" else shown
 
 

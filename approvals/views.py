@@ -5,7 +5,7 @@ or not there: the same page), 403 or 409 with the call as it stands now.
 """
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any
@@ -16,7 +16,7 @@ from django.contrib.auth.decorators import login_required
 from django.contrib.auth.models import User
 from django.contrib.auth.views import redirect_to_login
 from django.core.exceptions import BadRequest
-from django.db.models import Prefetch, Q, QuerySet
+from django.db.models import Prefetch, Q, QuerySet, prefetch_related_objects
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.shortcuts import render
 from django.urls import reverse
@@ -24,8 +24,7 @@ from django.utils.safestring import SafeString
 from django.views.decorators.http import require_POST, require_safe
 from rest_framework.request import Request
 
-from approvals import api, desk, text
-from approvals.forms import CancelForm, DecisionForm, RunAgainForm, SettleForm, StrictForm
+from approvals import api, desk, forms, text
 from approvals.models import Decision, Reconciliation
 from toolcalls import masking, tools
 from toolcalls.api import pages
@@ -70,20 +69,32 @@ class Listed:
 
 
 def listed(
-    request: HttpRequest, calls: QuerySet[Call], key: Callable[[Call], tuple[str, ...]], after: Callable[[list[str]], Q], *, parts: int
+    request: HttpRequest,
+    calls: QuerySet[Call],
+    key: Callable[[Call], tuple[str, ...]],
+    after: Callable[[list[str]], Q],
+    *,
+    parts: int,
 ) -> Listed:
-    """Cut a page out of calls in their order, behind the cursor of the query. Raises BadRequest for a cursor not made here."""
+    """Cut a page out of calls in their order, behind the cursor of the query, and read what a row of it shows.
+
+    Raises BadRequest for a cursor not made here.
+    """
     try:
         cursor = pages.read(Request(request), parts=parts)
         found = calls.filter(after(cursor)) if cursor else calls
-    except Problem as problem:
-        raise BadRequest(problem.detail) from None
-    rows = list(found[: pages.PAGE + 1])
+    except (Problem, ValueError):
+        raise BadRequest("this cursor was not made here") from None
+    # The order is found among keys alone: whole rows would be read and sorted for the sake of fifty.
+    rows = list(found.only("pk", "deadline")[: pages.PAGE + 1])
     following = QueryDict(mutable=True)
     if len(rows) > pages.PAGE:
         following.update({name: request.GET[name] for name in NARROWED_BY if request.GET.get(name)})
         following["cursor"] = pages.cursor(*key(rows[pages.PAGE - 1]))
-    return Listed(rows[: pages.PAGE], following.urlencode(), is_first=cursor is None)
+    whole = Call.objects.select_related("team", "agent", "session", "turn").defer(*BULKY)
+    by_id = whole.in_bulk([each.pk for each in rows[: pages.PAGE]])
+    shown = [by_id[each.pk] for each in rows[: pages.PAGE]]
+    return Listed(shown, following.urlencode(), is_first=cursor is None)
 
 
 @login_required
@@ -97,9 +108,9 @@ def queue(request: HttpRequest) -> HttpResponse:
     waiting = narrowed.qs if fits else Call.objects.none()
     shown = listed(
         request,
-        waiting.select_related("team", "agent", "session", "turn").defer(*BULKY),
-        api._deadline_key,
-        api._after_deadline,
+        waiting,
+        api.deadline_key,
+        api.after_deadline,
         parts=2,
     )
     context = {
@@ -112,26 +123,25 @@ def queue(request: HttpRequest) -> HttpResponse:
         "agents": Agent.objects.filter(team__memberships__user=user).order_by("name").values_list("name", flat=True),
         "tools": [each.name for each in tools.every()],
     }
-    return page(request, "approvals/queue.html", context, status=200 if fits else 400)
+    return page(request, "approvals/queue.html", {"section": "queue", **context}, status=200 if fits else 400)
 
 
 @login_required
 @require_safe
 def unknown(request: HttpRequest) -> HttpResponse:
     """Show the open unknown outcomes of this person's teams, the oldest first."""
-    found = api.unknown(person(request))
-    attempts = Attempt.objects.order_by("number").defer("message", "late_text")
     shown = listed(
         request,
-        found.select_related("team", "agent", "session", "turn")
-        .defer(*BULKY)
-        .prefetch_related(Prefetch("attempts", attempts)),
+        api.unknown(person(request)),
         lambda each: (str(each.pk),),
         lambda cursor: Q(pk__gt=as_id(cursor[0])),
         parts=1,
     )
+    prefetch_related_objects(
+        shown.calls, Prefetch("attempts", Attempt.objects.order_by("number").defer("message", "late_text"))
+    )
     context = {"cards": [Card(each) for each in shown.calls], "page": shown, "teams": desk.teams_of(person(request))}
-    return page(request, "approvals/unknown.html", context)
+    return page(request, "approvals/unknown.html", {"section": "unknown", **context})
 
 
 @dataclass(frozen=True)
@@ -148,7 +158,7 @@ class Card:
 
     def __init__(self, call: Call) -> None:
         self.call = call
-        self.sensitive = masking.sensitive_fields(call)
+        self.sensitive = _sensitive(call)
 
     @property
     def summary(self) -> str:
@@ -165,10 +175,11 @@ class Card:
     @property
     def measures(self) -> list[Measure]:
         shown = masking.masked(self.call.measures or {}, self.sensitive)
-        return [
+        found = [
             Measure(name, value, value if name.endswith("_cents") and isinstance(value, int) else None)
             for name, value in shown.items()
         ]
+        return sorted(found, key=lambda each: (not isinstance(each.value, int), each.name))
 
     @property
     def arguments(self) -> str:
@@ -196,16 +207,24 @@ class Card:
         """When the last attempt ended, which is when the outcome became unknown."""
         return max((each.finished_at for each in self.attempts if each.finished_at), default=self.call.proposed_at)
 
-    def value(self, stored: str) -> Any:
-        """Read a stored JSON text, masked. Raises Malformed."""
-        return masking.masked(parse(stored), self.sensitive)
-
-    def _masked(self, stored: str) -> str:
+    def _masked(self, stored: str, *, nested: bool = False) -> str:
+        """Mask a stored text; ``nested``: it is what an agent sent, which may be a string that holds an object."""
         try:
-            shown = canonical_text(self.value(stored))
+            value = parse(stored)
+            value = parse(value) if nested and isinstance(value, str) else value
         except Malformed:
-            return masking.masked_text(stored)
+            # Where no field can be told from another, none may be shown if one of them is sensitive.
+            return masking.MASK if nested and self.sensitive else masking.masked_text(stored)
+        shown = canonical_text(masking.masked(value, self.sensitive))
         return shown if masking.MASK in shown else stored
+
+
+def _sensitive(call: Call) -> Sequence[str]:
+    """Name the sensitive fields of a call; one that was refused before it had a policy goes by what the tool declares."""
+    if call.policy:
+        return masking.sensitive_fields(call)
+    found = tools.find(call.tool)
+    return (found.policy.sensitive if found else None) or []
 
 
 # -- one call
@@ -219,40 +238,53 @@ def call(request: HttpRequest, call_id: UUID) -> HttpResponse:
 
 
 @dataclass(frozen=True)
-class Answered:
-    """Why a change was not made: shown on the call's page, with what the person had typed."""
+class Refusal:
+    """Why a change was not made."""
 
     title: str
     text: str
-    typed: str = ""
 
 
 def call_page(
-    request: HttpRequest, call_id: UUID, *, status: int = 200, refused: Answered | None = None, **forms: StrictForm
+    request: HttpRequest,
+    call_id: UUID,
+    *,
+    status: int = 200,
+    refusal: Refusal | None = None,
+    filled: forms.StrictForm | None = None,
 ) -> HttpResponse:
-    """Show a call as it stands now. Raises Http404 where the person may not see it."""
+    """Show a call as it stands now, with the form that a person has filled in. Raises Http404 where it is not visible."""
     user = person(request)
     found = (
         desk.visible(user)
         .select_related("team", "agent__owner", "session", "turn", "replay_of", "refers_to", "amends", "amended_by")
-        .defer(*(f"{link}__{field}" for link in ("replay_of", "refers_to", "amends", "amended_by") for field in (*BULKY, "arguments")))
+        .defer(
+            *(
+                f"{link}__{field}"
+                for link in ("replay_of", "refers_to", "amends", "amended_by")
+                for field in (*BULKY, "arguments")
+            )
+        )
         .filter(pk=call_id)
         .first()
     )
     if found is None:
         raise Http404
-    shown = Whole(found)
     can = {each.name: each for each in desk.actions(found, user)}
+    shown_forms = {each.action: each() for each in forms.ALL}
+    unplaced = ""
+    if filled is not None:
+        shown_forms[filled.action] = filled
+        if filled.action not in can and filled.words:
+            unplaced = filled.data.get(filled.words, "")
     context = {
-        "card": shown,
         "call": found,
+        "card": Whole(found),
         "can": can,
-        "refused": refused,
-        "decision_form": DecisionForm(initial={"arguments_hash": shown.hash}),
-        "settle_form": SettleForm(auto_id="settle_%s"),
-        "run_again_form": RunAgainForm(auto_id="run_again_%s"),
+        "forms": shown_forms,
+        "refusal": refusal,
+        "unplaced": unplaced,
         "is_final": found.status in FINAL,
-        **forms,
     }
     return page(request, "approvals/call.html", context, status=status)
 
@@ -299,7 +331,7 @@ class Whole(Card):
         """What the agent sent, where that differs from what was frozen."""
         if not self.call.received or self.call.received == self.call.arguments:
             return None
-        return self._text(self.call.received)
+        return self._text(self.call.received, nested=True)
 
     @property
     def result(self) -> Text | None:
@@ -309,8 +341,8 @@ class Whole(Card):
     def raw_result(self) -> Text | None:
         return self._text(self.call.raw_result, limit=RESULT_SHOWN) if self.call.raw_result is not None else None
 
-    def _text(self, stored: str, *, limit: int | None = None) -> Text:
-        shown = self._masked(stored)
+    def _text(self, stored: str, *, limit: int | None = None, nested: bool = False) -> Text:
+        shown = self._masked(stored, nested=nested)
         more = max(0, len(shown) - limit) if limit else 0
         rows = None
         if not more:
@@ -342,7 +374,8 @@ class Whole(Card):
     @property
     def settled_results(self) -> list[tuple[Reconciliation, Text | None]]:
         return [
-            (each, self._text(each.result, limit=RESULT_SHOWN) if each.result else None) for each in self.reconciliations
+            (each, self._text(each.result, limit=RESULT_SHOWN) if each.result else None)
+            for each in self.reconciliations
         ]
 
     @property
@@ -360,11 +393,13 @@ class Whole(Card):
 
     @property
     def policy(self) -> list[tuple[str, str, str]]:
-        """Name, value and source of every frozen policy value."""
+        """Name, value and source of every frozen policy value, what somebody chose before what nobody did."""
         if not self.call.policy:
             return []
         frozen = json.loads(self.call.policy)
-        return [(name, _plainly(value), frozen["sources"].get(name, "")) for name, value in frozen["values"].items()]
+        sources = frozen["sources"]
+        named = [(name, _plainly(value), sources.get(name, "")) for name, value in frozen["values"].items()]
+        return sorted(named, key=lambda each: (each[2] == "default", each[0]))
 
 
 def _plainly(value: Any) -> str:
@@ -395,25 +430,27 @@ def a_change(view: Change) -> Change:
 
 
 def carry_out(
-    request: HttpRequest, call_id: UUID, act: Callable[[dict[str, Any]], Call], say: Callable[[Call], str], *, typed: str, **form: StrictForm
+    request: HttpRequest,
+    call_id: UUID,
+    form: forms.StrictForm,
+    act: Callable[[dict[str, Any]], Call],
+    say: Callable[[Call], str],
 ) -> HttpResponse:
-    """Do one thing with one call, and say what came of it. ``typed`` names the field of the person's words."""
-    [filled] = form.values()
+    """Do one thing with one call, and say what came of it; what was typed is never lost."""
     if not desk.visible(person(request)).filter(pk=call_id).exists():
         raise Http404
-    if not filled.is_valid():
-        return call_page(request, call_id, status=400, **form)
-    words = filled.cleaned_data.get(typed, "")
+    if not form.is_valid():
+        return call_page(request, call_id, status=400, filled=form)
     try:
-        done = act(filled.cleaned_data)
+        done = act(form.cleaned_data)
     except desk.NotVisible:
         raise Http404 from None
     except desk.NotAllowed as error:
-        refused = Answered("You may not do this", str(error), words)
-        return call_page(request, call_id, status=403, refused=refused, **form)
+        return call_page(request, call_id, status=403, refusal=Refusal("You may not do this", str(error)), filled=form)
     except desk.Conflict as error:
-        refused = Answered("Nothing was changed", error.message, words)
-        return call_page(request, call_id, status=409, refused=refused)
+        return call_page(
+            request, call_id, status=409, refusal=Refusal("Nothing was changed", error.message), filled=form
+        )
     messages.success(request, say(done))
     response = HttpResponseRedirect(reverse("call", args=[call_id]))
     response.status_code = 303
@@ -423,20 +460,16 @@ def carry_out(
 @a_change
 def decide(request: HttpRequest, call_id: UUID) -> HttpResponse:
     """Approve or reject the call, on the arguments that were shown."""
-    return carry_out(
-        request,
-        call_id,
-        lambda said: desk.decide(call_id, person(request), channel=DESK, **said),
-        _decided,
-        typed="reason",
-        decision_form=DecisionForm(request.POST),
-    )
+    user = person(request)
+    form = forms.DecisionForm(request.POST)
+    return carry_out(request, call_id, form, lambda said: desk.decide(call_id, user, channel=DESK, **said), _decided)
 
 
 def _decided(call: Call) -> str:
     match call.status:
         case Status.AWAITING_APPROVAL:
-            return "Your approval counts. The call waits for one more person's." if call.approvers_needed > 1 else ""
+            missing = call.approvers_needed - Decision.objects.filter(call=call, decision=desk.APPROVE).count()
+            return f"Your approval counts. {missing} more must approve before the call runs."
         case Status.REJECTED:
             return "Rejected. The call will not run, and the agent is told why."
     return "Approved. The call runs as soon as a worker takes it."
@@ -445,14 +478,8 @@ def _decided(call: Call) -> str:
 @a_change
 def cancel(request: HttpRequest, call_id: UUID) -> HttpResponse:
     """Cancel the unfinished call."""
-    return carry_out(
-        request,
-        call_id,
-        lambda _: desk.cancel(call_id, person(request)),
-        _cancelled,
-        typed="",
-        cancel_form=CancelForm(request.POST),
-    )
+    user = person(request)
+    return carry_out(request, call_id, forms.CancelForm(request.POST), lambda _: desk.cancel(call_id, user), _cancelled)
 
 
 def _cancelled(call: Call) -> str:
@@ -464,14 +491,9 @@ def _cancelled(call: Call) -> str:
 @a_change
 def settle(request: HttpRequest, call_id: UUID) -> HttpResponse:
     """Settle the unknown outcome with evidence, or leave a note."""
-    return carry_out(
-        request,
-        call_id,
-        lambda said: desk.settle(call_id, person(request), channel=DESK, **said),
-        _settled,
-        typed="evidence",
-        settle_form=SettleForm(request.POST, auto_id="settle_%s"),
-    )
+    user = person(request)
+    form = forms.SettleForm(request.POST)
+    return carry_out(request, call_id, form, lambda said: desk.settle(call_id, user, channel=DESK, **said), _settled)
 
 
 def _settled(call: Call) -> str:
@@ -486,11 +508,11 @@ def _settled(call: Call) -> str:
 @a_change
 def run_again(request: HttpRequest, call_id: UUID) -> HttpResponse:
     """Order another run under the same key."""
+    user = person(request)
+    form = forms.RunAgainForm(request.POST)
     return carry_out(
-        request,
-        call_id,
-        lambda said: desk.run_again(call_id, person(request), channel=DESK, **said),
-        lambda _: "Another run is ordered, under the same key.",
-        typed="evidence",
-        run_again_form=RunAgainForm(request.POST, auto_id="run_again_%s"),
+        request, call_id, form, lambda said: desk.run_again(call_id, user, channel=DESK, **said), lambda _: RUNS_AGAIN
     )
+
+
+RUNS_AGAIN = "Another run is ordered, under the same key."

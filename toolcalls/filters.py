@@ -40,7 +40,7 @@ class CallFilter(django_filters.FilterSet):
     code = django_filters.CharFilter(max_length=64)
     session = django_filters.CharFilter(field_name="session__session_id", max_length=200)
     agent = django_filters.CharFilter(field_name="agent__name", max_length=63)
-    hash = django_filters.CharFilter(field_name="arguments_hash", max_length=64)
+    hash = django_filters.CharFilter(method="by_hash", max_length=64)
     key = django_filters.CharFilter(method="by_key", max_length=500)
     since = AwareDateTimeFilter(field_name="proposed_at", lookup_expr="gte")
     until = AwareDateTimeFilter(field_name="proposed_at", lookup_expr="lt")
@@ -49,6 +49,10 @@ class CallFilter(django_filters.FilterSet):
     class Meta:
         model = Call
         fields: list[str] = []
+
+    def by_hash(self, calls: QuerySet[Call], name: str, value: str) -> QuerySet[Call]:
+        """Find calls by the hash of their arguments; where a field is sensitive, guessing must find nothing."""
+        return calls.filter(arguments_hash=value, policy__contains='"sensitive": []')
 
     def by_key(self, calls: QuerySet[Call], name: str, value: str) -> QuerySet[Call]:
         """Find the call of an idempotency key: session/turn/call."""

@@ -141,9 +141,7 @@ def _budgets(agent: Agent, opening: Opening) -> dict[str, int | None]:
 
 def _only_narrower_tools(agent: Agent, asked: list[str] | None) -> None:
     for pattern in asked or ():
-        if pattern not in agent.tools and (
-            "*" in pattern or "?" in pattern or not permissions.may_use(pattern, agent.tools, None)
-        ):
+        if not any(permissions.covers(own, pattern) for own in agent.tools):
             raise WiderThanAllowed(f"allowed_tools: {safe_text(pattern, 80)!r} is not within what the agent may use.")
 
 
@@ -329,9 +327,9 @@ def terms_of(agent: Agent) -> AgentTerms:
 def deployment_defaults() -> Defaults:
     """Give what this deployment sets for policies that are silent."""
     return Defaults(
-        approval_within=int(settings.APPROVAL_WITHIN),
-        start_within=int(settings.START_WITHIN),
-        grace=int(settings.GRACE),
+        approval_within=settings.APPROVAL_WITHIN,
+        start_within=settings.START_WITHIN,
+        grace=settings.GRACE,
     )
 
 

@@ -165,8 +165,8 @@ def verify(anchors: Iterable[Head] = ()) -> Iterator[Broken | Head]:
         if isinstance(found, Broken):
             # Perhaps it was only sealed on meanwhile: look again while nobody can.
             with transaction.atomic():
-                _, number, hash_ = _lock_head(chain)
-                found = _verify_chain(Head(chain, number, hash_), anchor)
+                _, newest, its_hash = _lock_head(chain)
+                found = _verify_chain(Head(chain, newest, its_hash), anchor)
         yield found
     for missing in kept.values():
         yield Broken(missing.chain, 0, "the whole chain is gone")

@@ -61,6 +61,11 @@ def shown_hash(arguments_hash: str, sensitive: Sequence[str]) -> str:
     return hmac.new(settings.SECRET_KEY.encode(), arguments_hash.encode(), hashlib.sha256).hexdigest()
 
 
+def shown_operation(operation: str, arguments_hash: str, sensitive: Sequence[str]) -> str:
+    """Give an operation's name as it is shown: where it is made of the arguments' hash, of the shown one."""
+    return operation.replace(arguments_hash, shown_hash(arguments_hash, sensitive)) if arguments_hash else operation
+
+
 def hash_of(call: Call) -> str:
     """Give the shown hash of a call's row."""
     return shown_hash(call.arguments_hash, sensitive_fields(call))

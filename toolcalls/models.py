@@ -242,7 +242,9 @@ class CallQuerySet(models.QuerySet["Call"]):
 
     def of_operator(self, user: Any) -> "CallQuerySet":
         """Keep what this user may see: the calls of the teams the user is a member of."""
-        return self.filter(team__memberships__user=user)
+        teams = Membership.objects.filter(user_id=user.pk).values_list("team_id", flat=True)
+        # The IDs themselves, not a join: with one team, an index that begins with it gives the order too.
+        return self.filter(team_id__in=list(teams))
 
 
 class Call(models.Model):

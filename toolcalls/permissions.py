@@ -11,3 +11,13 @@ def may_use(tool: str, agent_tools: Iterable[str], session_tools: Iterable[str] 
 
 def _listed(tool: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(tool, pattern) for pattern in patterns)
+
+
+def covers(pattern: str, narrower: str) -> bool:
+    """Say whether every tool that ``narrower`` names is named by ``pattern``.
+
+    What a ``*`` of the narrower one may stand for is tried with runs of a character that no tool's name holds: only a
+    ``*`` of the pattern names runs of every length.
+    """
+    stands_for = (narrower.replace("?", "~").replace("*", "~" * length) for length in range(len(pattern) + 2))
+    return all(fnmatchcase(name, pattern) for name in stands_for)

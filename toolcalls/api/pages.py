@@ -31,7 +31,7 @@ def read(request: Request, *, parts: int) -> list[str] | None:
         return None
     try:
         key: Any = json.loads(urlsafe_b64decode(asked + "=" * (-len(asked) % 4)))
-    except ValueError:
+    except (ValueError, RecursionError):
         key = None
     if not (isinstance(key, list) and len(key) == parts and all(isinstance(part, str) for part in key)):
         raise Problem(400, "MALFORMED", "This cursor was not made here.")

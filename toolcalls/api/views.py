@@ -50,6 +50,13 @@ class AgentView(APIView):
     authentication_classes = [KeyAuthentication]
     permission_classes: list[type[BasePermission]] = [IsAgent]
 
+    def initial(self, request: Request, *args: Any, **named: Any) -> None:
+        """Refuse an address that names what can be no ID, once the caller is known."""
+        super().initial(request, *args, **named)
+        for name, value in named.items():
+            if isinstance(value, str):
+                check_id(value, what=name)
+
     @property
     def agent(self) -> Agent:
         principal = self.request.user
@@ -168,8 +175,6 @@ class TurnCalls(AgentView):
         whole answer, where no call was good).
         """
         asked = bodies.read(request, bodies.ProposedTurn)
-        check_id(session_id, what="session_id")
-        check_id(turn_id, what="turn_id")
         proposals = [
             Proposal(each.tool_call_id, each.tool, each.arguments, each.operation_id or "") for each in asked.calls
         ]

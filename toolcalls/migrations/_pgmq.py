@@ -8,7 +8,7 @@ QUEUES = ("call_tool", "call_single_attempt_tool")
 
 
 def install_pgmq(_apps: Apps, schema_editor: BaseDatabaseSchemaEditor) -> None:
-    """This will make the schema `pgmq`, unless the database has one (its extension, say), and our two queues in it."""
+    """Make the schema `pgmq`, unless the database has one (its extension, say), and our two queues in it."""
     with schema_editor.connection.cursor() as cursor:
         cursor.execute("SELECT to_regnamespace('pgmq') IS NULL")
         row = cursor.fetchone()
