@@ -18,7 +18,7 @@ from toolcalls import notices
 
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[None]:
-    """This will hold the embedded server for the run, unless DATABASE_URL names another."""
+    """Hold the embedded server for the run, unless DATABASE_URL names another."""
     if not settings.EMBEDDED:
         yield
         return
@@ -39,7 +39,7 @@ def django_db_setup(django_test_environment: None, django_db_blocker: Any, postg
 
 @pytest.fixture(scope="session")
 def database_url(django_db_setup: None) -> str:
-    """This will be the test database's connection string: DATABASE_URL for processes that a test starts."""
+    """The test database's connection string: DATABASE_URL for processes that a test starts."""
     return conninfo(connection.settings_dict)
 
 

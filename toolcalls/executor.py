@@ -87,8 +87,9 @@ class Runner:
         """Stop claiming, let what runs be recorded, end the heartbeat, and close every thread's connection."""
         self.stopping.set()
         together = threading.Barrier(self._slots)
-        for _ in range(self._slots):
-            self._pool.submit(_close_connection, together)
+        with self._claiming:  # what is claimed by now has been handed to the pool, and nothing is claimed from here on
+            for _ in range(self._slots):
+                self._pool.submit(_close_connection, together)
         self._pool.shutdown(wait=True)
         self._closed.set()
         if self._heartbeat is not None:
@@ -135,11 +136,14 @@ class Runner:
     def _start_what_is_due(self, started: set[Future[None]], *, retryable: bool, slots: int) -> int:
         claimed: list[tuple[Claimed, Lease]] = []
         try:
-            claimed = self._claim(retryable=retryable, limit=slots)
+            # One at a time: between the commit and the note of what runs here, a claim looks like one that nobody runs.
+            with self._claiming:
+                if not self.stopping.is_set():
+                    claimed = self._claim(retryable=retryable, limit=slots)
+                    started.update([self._pool.submit(self._run, each, lease) for each, lease in claimed])
         finally:
             self._give_back_slots(slots - len(claimed))
         started.difference_update([each for each in started if each.done()])
-        started.update(self._pool.submit(self._run, each, lease) for each, lease in claimed)
         return len(claimed)
 
     # -- slots
@@ -164,22 +168,20 @@ class Runner:
 
     def _claim(self, *, retryable: bool, limit: int) -> list[tuple[Claimed, Lease]]:
         self.start()
-        # One at a time: between the commit and the note of what runs here, a claim looks like one that nobody runs.
-        with self._claiming:
-            lease = self.lease
-            if lease is None or not lease.holds:
-                return []
-            try:
-                if self._unsure:
-                    self._hand_back_what_was_claimed_unseen(lease.worker)
-                claimed = lifecycle.claim(lease.worker, retryable=retryable, tools=list(tools.every()), limit=limit)
-            except LOST_CONNECTION:
-                # The commit may have been made although its answer was lost: look before claiming again.
-                self._unsure = True
-                connection.close()
-                raise
-            self._running.update(each.call for each in claimed)
-            return [(each, lease) for each in claimed]
+        lease = self.lease
+        if lease is None or not lease.holds:
+            return []
+        try:
+            if self._unsure:
+                self._hand_back_what_was_claimed_unseen(lease.worker)
+            claimed = lifecycle.claim(lease.worker, retryable=retryable, tools=list(tools.every()), limit=limit)
+        except LOST_CONNECTION:
+            # The commit may have been made although its answer was lost: look before claiming again.
+            self._unsure = True
+            connection.close()
+            raise
+        self._running.update(each.call for each in claimed)
+        return [(each, lease) for each in claimed]
 
     def _hand_back_what_was_claimed_unseen(self, worker: UUID) -> None:
         for call, attempt in lifecycle.claimed_but_not_running(worker, tuple(self._running)):

@@ -293,7 +293,7 @@ def _why_never(each: hot.Candidate) -> tuple[str, str] | None:
 
 def _end_unstarted(each: hot.Candidate, refusal: tuple[str, str]) -> None:
     call, at = lock(each.id), clock()
-    if each.twin:
+    if refusal[0] == "OUTCOME_UNRESOLVED":
         call.refers_to_id = each.twin
         call.save(update_fields=["refers_to"])
     _end(call, known_failure(_standing(call), *refusal), by=SYSTEM, at=at)
@@ -362,7 +362,7 @@ def record(call: UUID, attempt: int, ending: Ending, *, worker: UUID, spent: int
         notices.publish([call])
         return
     with transaction.atomic():
-        session = Session.objects.select_for_update(no_key=True).get(calls=call) if spent else None
+        session = Session.objects.select_for_update(no_key=True, of=("self",)).get(calls=call) if spent else None
         row, at = lock(call), clock()
         tried = row.attempts.get(number=attempt)
         if row.live_attempt != attempt and (

@@ -431,6 +431,8 @@ def reason_to_ask(applied: Effective, measures: Mapping[str, int | str]) -> str:
         value = measures.get(rule.measure)
         if not isinstance(value, int):
             return f"{applied.sources['approval_when']}: {rule.measure} cannot be told, so a person is asked"
+        if value > rule.above and rule.measure in applied.sensitive:
+            return f"{applied.sources['approval_when']}: {rule.measure} is above {rule.above}"
         if value > rule.above:
             return f"{applied.sources['approval_when']}: {rule.measure} is {value}, above {rule.above}"
     return ""

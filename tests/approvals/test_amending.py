@@ -16,11 +16,11 @@ from toolcalls.tools import ToolRejected
 TO_50 = {"amount": 50}
 
 
-def amend(world: World, call: Call, arguments: object = None, *, hash: str = "", reason: str = "half is due") -> Call:
+def amend(world: World, call: Call, arguments: object = None, *, seen: str = "", reason: str = "half is due") -> Call:
     return desk.amend(
         call.pk,
         world.ana,
-        arguments_hash=hash or masking.hash_of(world.now(call)),
+        arguments_hash=seen or masking.hash_of(world.now(call)),
         arguments=TO_50 if arguments is None else arguments,
         reason=reason,
         channel="desk",
@@ -175,10 +175,10 @@ def test_an_amendment_that_comes_too_late_is_a_conflict_that_says_what_happened(
     """Also where the changed arguments are themselves at fault: the conflict is what matters."""
     with a_tool(amend=True) as tool:
         call = world.propose(tool, {"amount": 100})
-        hash = ""
+        seen = ""
         match happens:
             case "stale":
-                hash = "0" * 64
+                seen = "0" * 64
             case "expired":
                 let_pass(90_000, call)
             case "cancelled":
@@ -194,7 +194,7 @@ def test_an_amendment_that_comes_too_late_is_a_conflict_that_says_what_happened(
         rows = Call.objects.count()
         for arguments in ({"amount": 60}, {"amount": "x"}):
             with pytest.raises(Conflict) as refused:
-                amend(world, call, arguments, hash=hash)
+                amend(world, call, arguments, seen=seen)
             assert refused.value.code == code
         assert Call.objects.count() == rows
         if happens in ("approved", "rejected"):

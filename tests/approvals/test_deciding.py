@@ -17,10 +17,10 @@ from toolcalls.sweeps import sweep
 PAST = 90_000
 
 
-def conflict(world: World, call: Call, decision: str, *, by: User | None = None, hash: str = "") -> Conflict:
+def conflict(world: World, call: Call, decision: str, *, by: User | None = None, seen: str = "") -> Conflict:
     """Try to decide; what conflicts changes nothing of the call but what time itself has changed."""
     with pytest.raises(Conflict) as refused:
-        world.decide(call, decision, by=by, hash=hash)
+        world.decide(call, decision, by=by, hash=seen)
     return refused.value
 
 
@@ -131,12 +131,12 @@ def test_one_pass_expires_a_bounded_number_of_each_team_and_starves_none(world: 
 
 
 @pytest.mark.parametrize("decision", ["approve", "reject"])
-@pytest.mark.parametrize("hash", ["0" * 64, "x"])
-def test_a_stale_hash_changes_nothing(world: World, decision: str, hash: str) -> None:
+@pytest.mark.parametrize("seen", ["0" * 64, "x"])
+def test_a_stale_hash_changes_nothing(world: World, decision: str, seen: str) -> None:
     """F-08."""
     with a_tool() as tool:
         call = world.propose(tool)
-        assert conflict(world, call, decision, hash=hash).code == "STALE"
+        assert conflict(world, call, decision, seen=seen).code == "STALE"
         assert (world.now(call).status, world.now(call).moves) == ("awaiting_approval", 1)
         assert not Decision.objects.exists()
         assert world.approve(call).status == "approved"
@@ -146,7 +146,7 @@ def test_the_hash_of_another_call_does_not_answer_this_one(world: World) -> None
     """S-B07, S-B13, F-08."""
     with a_tool() as tool:
         one, other = world.propose(tool, {"amount": 1}), world.propose(tool, {"amount": 2})
-        assert conflict(world, other, "approve", hash=masking.hash_of(one)).code == "STALE"
+        assert conflict(world, other, "approve", seen=masking.hash_of(one)).code == "STALE"
         world.reject(one)
         assert conflict(world, one, "approve").code == "ALREADY_DECIDED"
     assert world.now(other).status == "awaiting_approval"

@@ -3,7 +3,9 @@
 from typing import Any
 
 import pytest
+from pydantic import Field, create_model
 
+from dexsite.orders.tools import get_order
 from tests.worlds import Thing
 from toolcalls import permissions
 from toolcalls.effects import RULES, Effect
@@ -217,12 +219,11 @@ def test_a_misspelled_or_contradictory_policy_is_refused(values: dict[str, Any])
         declared(values, measures=dict.fromkeys(MEASURES))
 
 
-@pytest.mark.parametrize("values", BAD, ids=repr)
+# In code ``measures`` is a parameter of its own.
+@pytest.mark.parametrize("values", [each for each in BAD if "measures" not in each], ids=repr)
 def test_such_a_policy_in_code_stops_the_start_and_registers_nothing(values: dict[str, Any]) -> None:
     """S-A16: refused when the registry loads, not at call time."""
-    if "measures" in values:
-        return  # in code that key is a function's place, and its own parameter
-    with pytest.raises((InvalidTool, TypeError)):
+    with pytest.raises(InvalidTool):
         tool(measures=dict.fromkeys(MEASURES, len), **values)(_never_registered)
     assert find("_never_registered") is None
 
@@ -260,7 +261,9 @@ def test_an_override_that_contradicts_what_the_tool_declares_is_refused_when_sav
 # -- tools
 
 
-@pytest.mark.parametrize("name", ["refund order", "refund_order ", "ｒefund_order", "", "x" * 65, "réfund", "a.b", "a\n"])
+@pytest.mark.parametrize(
+    "name", ["refund order", "refund_order ", "\uff52efund_order", "", "x" * 65, "réfund", "a.b", "a\n"]
+)
 def test_a_tools_name_is_of_the_plain_alphabet(name: str) -> None:
     """F-18."""
 
@@ -274,8 +277,6 @@ def test_a_tools_name_is_of_the_plain_alphabet(name: str) -> None:
 
 
 def test_a_second_tool_of_one_name_is_refused() -> None:
-    from dexsite.orders.tools import get_order  # noqa: PLC0415 - any registered tool
-
     def function(arguments: Thing, context: ToolContext) -> None:
         """Do nothing."""
 
@@ -286,8 +287,6 @@ def test_a_second_tool_of_one_name_is_refused() -> None:
 
 
 def _version(doc: str, field: Any, *, version: str = "1") -> str:
-    from pydantic import Field, create_model  # noqa: PLC0415
-
     model = create_model("Model", __doc__=doc, value=(field, Field(description="in cents")))
 
     def function(arguments: model, context: ToolContext) -> None:  # type: ignore[valid-type]
@@ -335,3 +334,29 @@ def test_a_tool_may_be_used_where_both_lists_name_it(
     tool_name: str, agent: list[str], session: list[str] | None, may: bool
 ) -> None:
     assert permissions.may_use(tool_name, agent, session) is may
+
+
+@pytest.mark.parametrize(
+    ("pattern", "narrower", "is_"),
+    [
+        ("*", "*", True),
+        ("*", "get_?", True),
+        ("get_*", "get_order", True),
+        ("get_*", "get_o*", True),
+        ("get_*", "get_*", True),
+        ("get_*", "get*", False),
+        ("get_*", "*", False),
+        ("get_*", "get_", True),
+        ("get_order", "get_*", False),
+        ("get_?", "get_*", False),
+        ("get_???", "get_*", False),
+        ("get_*?", "get_*", False),
+        ("get_??*", "get_?*", False),
+        ("get_?", "get_?", True),
+        ("get_?*", "get_*?", True),
+        ("a*b", "a*", False),
+        ("*a*", "*xa*", True),
+    ],
+)
+def test_a_pattern_covers_a_narrower_one(pattern: str, narrower: str, is_: bool) -> None:
+    assert permissions.covers(pattern, narrower) is is_
