@@ -22,23 +22,26 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
+from dexsite.environment import Environment
+
 ROOT = Path(__file__).resolve().parent.parent
 DATABASE = "dexsite_bench"
 MINE = ("DEXSITE_DATA_DIR", "DATABASE_URL", "PORT", "TOOL_APPS", "SECRET_KEY")
 
 
 def main() -> int:
-    """This will measure, print and write down; the exit status is 1 where a call did not end as it should."""
+    """Measure, print and write down; the exit status is 1 where a call did not end as it should."""
     asked = _arguments()
-    url = os.environ.get("DATABASE_URL", "")
+    url = Environment().text("DATABASE_URL")
     with _data_dir() as data_dir, _database(url) as own_url:
         environment = {name: value for name, value in os.environ.items() if name.removesuffix("_FILE") not in MINE}
         environment |= {"DEXSITE_DATA_DIR": str(data_dir), "PORT": str(_free_port()), "TOOL_APPS": "bench"}
         if own_url:
             environment |= {"DATABASE_URL": own_url, "SECRET_KEY": secrets.token_urlsafe(50)}
         command = [sys.executable, str(ROOT / "manage.py"), "bench", f"--seconds={asked.seconds:g}"]
-        # Ctrl-C reaches both: the command stops what it started, and only then is the directory removed.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # Ctrl-C reaches both: the command stops what it started, and only then is the directory removed. (A handler, since
+        # a signal that is ignored would stay so in the command.)
+        signal.signal(signal.SIGINT, lambda *_: None)
         return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 
 
@@ -82,4 +85,7 @@ def _free_port() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except psycopg.Error as problem:
+        sys.exit(f"bench: {problem}")

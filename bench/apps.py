@@ -2,6 +2,6 @@ from django.apps import AppConfig
 
 
 class BenchConfig(AppConfig):
-    """This will be the app of the trivial tools, added through `TOOL_APPS` like any app of a customer's."""
+    """The app of the trivial tools, added through `TOOL_APPS` like any app of a customer's."""
 
     name = "bench"

@@ -10,9 +10,30 @@ from typing import Any
 
 from bench.meters import PARTS
 
+ONE = "one call a request"
+FIVE = "five calls a request"
+APPROVED = "propose, approve, read (3 requests)"
+DRAIN = "claim to record alone"
+
+SET_UP = (
+    "Broker: {broker}. One web process, one worker of {slots} slots, one sweeper, all with their defaults; measured after a "
+    "warm-up and an ANALYZE. The floor is three commits per call by {floor}, with as many clients, on the same server, just before each line."
+)
+ABOUT_RATES = (
+    "Times are from the first POST to the final result. Per call: the `commits` that moved it; all transactions that "
+    "`writes` counts, so with seals, bells, notices and heartbeats; kB of write-ahead log. `others`: cores that anything else "
+    "on this machine kept busy meanwhile. `yardstick`: ms of CPU for a fixed piece of Python just before the line; where it is "
+    "twice as large, the machine was half as fast."
+)
+ABOUT_CPU = (
+    "CPU per call in milliseconds, until every journal line was sealed. `pg …` is PostgreSQL's for the connections of that "
+    "part, `pg broker` for those that speak to the queues, `pg rest` its background processes. The client's comes out of the "
+    "same cores."
+)
+
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """This will be the smallest value that is not below `share` (0 to 1) of all values: the nearest rank."""
+    """The smallest value that is not below `share` (0 to 1) of all values: the nearest rank."""
     if not values:
         return math.nan
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
@@ -23,7 +44,8 @@ class Measured:
     """One line of the result. Rates are per second, times in milliseconds, sizes in bytes, CPU in ms per call.
 
     floor: what pgbench reached with as many clients just before. own_commits: commits per call that moved it.
-    writes: all write transactions per call. elsewhere: how many cores others kept busy meanwhile.
+    writes: all write transactions per call. elsewhere: how many cores others kept busy meanwhile. yardstick: the CPU
+    time of a fixed piece of Python just before.
     """
 
     name: str
@@ -38,16 +60,17 @@ class Measured:
     writes: float
     log_bytes: float
     elsewhere: float
+    yardstick: float
     faults: dict[str, int]
 
     @property
     def ratio(self) -> float:
-        """This will be the share of the floor that was reached."""
+        """The share of the floor that was reached."""
         return self.rate / self.floor
 
     @property
     def all_cpu(self) -> float:
-        """This will be the CPU per call of the whole product, without the client, in milliseconds."""
+        """The CPU per call of the whole product, without the client, in milliseconds."""
         return sum(self.cpu.values())
 
 
@@ -62,12 +85,12 @@ class Aim:
 
     @property
     def met(self) -> bool:
-        """This will tell whether the aim was reached."""
+        """Tell whether the aim was reached."""
         return self.reached <= self.wanted if self.at_most else self.reached >= self.wanted
 
 
 def aims(measured: Sequence[Measured]) -> list[Aim]:
-    """This will hold the lines against the aims."""
+    """Hold the lines against the aims."""
     by = {(line.name, line.sessions): line for line in measured}
     eight, drain = by[ONE, 8].ratio, by[DRAIN, 8].ratio
     return [
@@ -78,14 +101,8 @@ def aims(measured: Sequence[Measured]) -> list[Aim]:
     ]
 
 
-ONE = "one call a request"
-FIVE = "five calls a request"
-APPROVED = "proposed, approved, read (3 requests)"
-DRAIN = "claim to record alone"
-
-
 def machine(*, cores: int, postgresql: str, floor: str, broker: str, slots: int) -> dict[str, Any]:
-    """This will name what the figures depend on."""
+    """Name what the figures depend on."""
     packages = ("django", "celery", "kombu", "psycopg", "uvicorn")
     return {
         "cores": cores,
@@ -100,41 +117,36 @@ def machine(*, cores: int, postgresql: str, floor: str, broker: str, slots: int)
 
 
 def as_markdown(measured: Sequence[Measured], *, about: dict[str, Any], command: str, at: str) -> str:
-    """This will be the page of a run."""
+    """The page of a run."""
     packages = ", ".join(f"{name} {number}" for name, number in about["packages"].items())
     machine = f"{about['cores']} cores, {about['system']}, Python {about['python']}, PostgreSQL {about['postgresql']}"
     faults = [f"- {line.name}, {line.sessions}: {line.faults}" for line in measured if line.faults]
     parts = [
         f"# Benchmark of {at}",
         f"`{command}`",
-        f"{machine}; {packages}. Broker: {about['broker']}; one web process, one worker of {about['worker slots']} "
-        f"slots, one sweeper. Floor: three commits per call by {about['floor']}, with as many clients, on the same "
-        "server, just before each line.",
+        f"{machine}; {packages}.",
+        SET_UP.format(broker=about["broker"], slots=about["worker slots"], floor=about["floor"]),
         _table(
-            ["calls", "sessions", "calls/s", "floor/s", "of the floor", "p50 ms", "p99 ms", "commits", "writes", "log kB", "others"],
+            ["calls", "sessions", "calls/s", "floor/s", "of the floor", "p50 ms", "p99 ms", "commits", "writes", "log kB",
+             "others", "yardstick"],
             [
-                [
-                    line.name, line.sessions, f"{line.rate:.0f}", f"{line.floor:.0f}", f"**{line.ratio:.3f}**",
-                    _time(percentile(line.milliseconds, 0.5)), _time(percentile(line.milliseconds, 0.99)), f"{line.own_commits:.2f}",
-                    f"{line.writes:.2f}", f"{line.log_bytes / 1000:.1f}", f"{line.elsewhere:.2f}",
-                ]
+                [line.name, line.sessions, f"{line.rate:.0f}", f"{line.floor:.0f}", f"**{line.ratio:.3f}**",
+                 _time(percentile(line.milliseconds, 0.5)), _time(percentile(line.milliseconds, 0.99)),
+                 f"{line.own_commits:.2f}", f"{line.writes:.2f}", f"{line.log_bytes / 1000:.1f}", f"{line.elsewhere:.2f}",
+                 f"{line.yardstick:.1f}"]
                 for line in measured
             ],
         ),
-        "Times are from the first POST to the final result. Per call: `commits` that moved it, all transactions that "
-        "`writes` (with seals, heartbeats, bells, notices), kB of write-ahead log. `others`: cores that anything else on "
-        "this machine kept busy meanwhile.",
-        "CPU per call in milliseconds, until every journal line was sealed; `pg …` is PostgreSQL's for the connections "
-        "of that part, `pg broker` for those that speak to the queues, `pg rest` its background processes. The client's "
-        "comes out of the same cores.",
+        ABOUT_RATES,
         _table(
-            ["calls", "sessions", *PARTS, "**all**", "client"],
+            ["calls", "sessions", *PARTS, "all", "client"],
             [
                 [line.name, line.sessions, *(f"{line.cpu[part]:.2f}" for part in PARTS), f"**{line.all_cpu:.2f}**",
                  f"{line.client_cpu:.2f}"]
                 for line in measured
             ],
         ),
+        ABOUT_CPU,
         _table(
             ["aim", "wanted", "reached", ""],
             [
@@ -143,13 +155,14 @@ def as_markdown(measured: Sequence[Measured], *, about: dict[str, Any], command:
                 for aim in aims(measured)
             ],
         ),
-        *(["Calls that did not end as they should:\n\n" + "\n".join(faults)] if faults else []),
     ]  # fmt: skip
+    if faults:
+        parts.append("Calls that did not end as they should:\n\n" + "\n".join(faults))
     return "\n\n".join(parts) + "\n"
 
 
 def as_json(measured: Sequence[Measured], *, about: dict[str, Any], command: str, at: str) -> dict[str, Any]:
-    """This will be the same for programs, with every figure unrounded."""
+    """The same for programs, with every figure unrounded."""
     lines = [
         {
             **{name: value for name, value in vars(line).items() if name != "milliseconds"},
@@ -179,16 +192,18 @@ def _known(value: float) -> float | None:
 def _table(head: Sequence[object], rows: Sequence[Sequence[object]]) -> str:
     cells = [[str(cell) for cell in row] for row in [head, *rows]]
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
-    lines = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in cells]
+    lines = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in cells
+    ]
     lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
     return "\n".join(lines)
 
 
 def command_line(seconds: float) -> str:
-    """This will be the command that repeats the run."""
-    return f"{'make bench' if seconds == 10 else f'python -m bench --seconds {seconds:g}'}"
+    """The command that repeats the run."""
+    return "make bench" if seconds == 10 else f"python -m bench --seconds {seconds:g}"
 
 
 def say(text: str) -> None:
-    """This will tell whoever waits how far the run is."""
+    """Tell whoever waits how far the run is."""
     print(text, file=sys.stderr, flush=True)

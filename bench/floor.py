@@ -33,17 +33,19 @@ SCRIPT = f"{ADMIT} \\gset\n{CLAIM % ':id'};\n{RECORD % ':id'};\n"
 
 
 class Floor:
-    """This will measure the floor in the database of a connection string, as often as it is asked."""
+    """Measure the floor in the database of a connection string, as often as it is asked."""
 
     def __init__(self, conninfo: str) -> None:
         self._conninfo = conninfo
         self._pgbench = _find_pgbench()
-        self.how = "pgbench, prepared statements" if self._pgbench else "psycopg threads: no pgbench was found, so it is LOWER"
+        self.how = (
+            "pgbench, prepared statements" if self._pgbench else "psycopg threads: no pgbench was found, so it is LOWER"
+        )
         with psycopg.connect(conninfo, autocommit=True) as connection:
             connection.execute(TABLE)
 
     def sample(self, clients: int, seconds: float) -> float:
-        """This will be the calls per second that `clients` connections reach in `seconds`."""
+        """The calls per second that `clients` connections reach in `seconds`."""
         with psycopg.connect(self._conninfo, autocommit=True) as connection:
             connection.execute("TRUNCATE bench_floor")
         if self._pgbench:
@@ -51,7 +53,7 @@ class Floor:
         return _by_psycopg(self._conninfo, clients, seconds)
 
     def remove(self) -> None:
-        """This will drop the table."""
+        """Drop the table."""
         with psycopg.connect(self._conninfo, autocommit=True) as connection:
             connection.execute("DROP TABLE bench_floor")
 

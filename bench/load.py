@@ -27,16 +27,15 @@ Conversation = Generator[bytes, bytes, None]
 
 @dataclass
 class Load:
-    """This will count what became of the calls, and how long each took from its POST to its final result."""
+    """Count what became of the calls, and how long each took from its POST to its final result."""
 
     until: float
     calls: int = 0
-    requests: int = 0
     milliseconds: list[float] = field(default_factory=list)
     faults: dict[str, int] = field(default_factory=dict)
 
     def count(self, answer: bytes, *, expected: int, begun: float) -> None:
-        """This will take the answer that should hold `expected` succeeded calls, first asked for at `begun`."""
+        """Take the answer that should hold `expected` succeeded calls, first asked for at `begun`."""
         found = [b" ".join(words).decode() for words in _STATUS.findall(answer)]
         for status in found or [answer[:100].decode(errors="replace")]:
             if status != "succeeded OK":
@@ -46,12 +45,12 @@ class Load:
 
 
 def numbered() -> Iterator[str]:
-    """This will be names that no other turn of the session has."""
+    """Names that no other turn of the session has."""
     return (f"{n:06d}" for n in count(1))
 
 
 def posting(load: Load, session: str, key: str, *, calls: int) -> Conversation:
-    """This will post `calls` calls a request and read their results from the answer to it."""
+    """Post `calls` calls a request and read their results from the answer to it."""
     for turn in numbered():
         if time.perf_counter() >= load.until:
             return
@@ -62,7 +61,7 @@ def posting(load: Load, session: str, key: str, *, calls: int) -> Conversation:
 
 
 def approving(load: Load, session: str, key: str, token: str) -> Conversation:
-    """This will propose a call, approve it as an operator, and read its result as the agent."""
+    """Propose a call, approve it as an operator, and read its result as the agent."""
     for turn in numbered():
         if time.perf_counter() >= load.until:
             return
@@ -95,7 +94,7 @@ def _head(method: str, path: str, secret: str) -> bytes:
 
 
 class Line:
-    """This will be one session's connection: it sends what the conversation says, and hands it each whole answer."""
+    """One session's connection: it sends what the conversation says, and hands it each whole answer."""
 
     def __init__(self, port: int, conversation: Conversation) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port))
@@ -104,8 +103,8 @@ class Line:
         self._received = b""
         self.socket.sendall(next(conversation))
 
-    def go_on(self) -> int:
-        """This will read what has arrived: 1 where it completed an answer; raises StopIteration at the end."""
+    def go_on(self) -> None:
+        """Read what has arrived and, once the answer is whole, go on; raises StopIteration at the end."""
         arrived = self.socket.recv(262_144)
         if not arrived:
             raise ConnectionError("the server closed the connection")
@@ -113,15 +112,14 @@ class Line:
         head, separator, body = self._received.partition(b"\r\n\r\n")
         length = _LENGTH.search(head + b"\r\n") if separator else None
         if not separator or (length and len(body) < int(length[1])):
-            return 0
+            return
         self._received = b""
         self.socket.sendall(self._conversation.send(body))
-        return 1
 
 
 def run(asked: dict[str, Any]) -> dict[str, Any]:
-    """This will load the server for the seconds that were asked; conversations end with the call they are in."""
-    begun = time.perf_counter()
+    """Load the server for the seconds that were asked; conversations end with the call they are in."""
+    before, begun = _cpu(), time.perf_counter()
     load = Load(until=begun + asked["seconds"])
     with selectors.DefaultSelector() as selector:
         for session in asked["sessions"]:
@@ -134,20 +132,21 @@ def run(asked: dict[str, Any]) -> dict[str, Any]:
         while selector.get_map():
             for ready, _ in selector.select():
                 try:
-                    load.requests += ready.data.go_on()
+                    ready.data.go_on()
                 except StopIteration:
-                    load.requests += 1
                     selector.unregister(ready.fileobj)
-    seconds = time.perf_counter() - begun
-    used = resource.getrusage(resource.RUSAGE_SELF)
     return {
         "calls": load.calls,
-        "requests": load.requests,
-        "seconds": seconds,
+        "seconds": time.perf_counter() - begun,
         "milliseconds": load.milliseconds,
         "faults": load.faults,
-        "cpu": used.ru_utime + used.ru_stime,
+        "cpu": _cpu() - before,
     }
+
+
+def _cpu() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
 
 
 if __name__ == "__main__":

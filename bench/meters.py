@@ -5,8 +5,9 @@ broker of the default deployment is PostgreSQL too: its share is that of the con
 """
 
 import os
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from django.db import connection
@@ -30,14 +31,15 @@ class _Process:
 class Reading:
     """The counters at one moment: seconds of CPU by process and part, transactions, bytes of log, busy seconds."""
 
-    processes: Mapping[int, float] = field(default_factory=dict)
-    parts: Mapping[int, str] = field(default_factory=dict)
-    server: float = 0.0
-    machine: float = 0.0
-    ours: float = 0.0
-    writes: int = 0
-    log_bytes: int = 0
-    last_line: int = 0
+    at: float
+    processes: Mapping[int, float]
+    parts: Mapping[int, str]
+    server: float
+    machine: float
+    ours: float
+    writes: int
+    log_bytes: int
+    last_line: int
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Taken:
     """What was taken between two readings.
 
     cpu: seconds by part. own_commits: commits that moved calls, so neither seals nor heartbeats nor the broker's.
-    writes: all that wrote. elsewhere: CPU seconds that the machine spent on what is not ours.
+    writes: all that wrote. elsewhere: how many cores anything that is not ours kept busy.
     """
 
     cpu: dict[str, float]
@@ -56,7 +58,7 @@ class Taken:
 
 
 def read() -> Reading:
-    """This will read every counter now."""
+    """Read every counter now."""
     with connection.cursor() as cursor:
         cursor.execute(
             """SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint,
@@ -73,16 +75,18 @@ def read() -> Reading:
     parts = {pid: f"pg {_speaks_for(name, broker=broker)}" for pid, name, broker in backends if name != OWN_NAME}
     postmaster = _postmaster([pid for pid, _, _ in backends], processes)
     of_server = [each for each in processes.values() if postmaster in (each.pid, each.parent)] if postmaster else []
-    for pid, role in _roles(processes).items():
-        parts[pid] = role
+    parts |= _roles(processes)
     known = {pid: processes[pid].own for pid in parts if pid in processes and (postmaster or parts[pid] in ROLES)}
     server = sum(each.own for each in of_server) + (processes[postmaster].reaped if postmaster else 0.0)
     ours = server + sum(seconds for pid, seconds in known.items() if parts[pid] in ROLES) + sum(os.times()[:4])
-    return Reading(known, parts, server, _machine(), ours, writes, log_bytes, last_line)
+    return Reading(
+        at=time.monotonic(), processes=known, parts=parts, server=server, machine=_machine(), ours=ours,
+        writes=writes, log_bytes=log_bytes, last_line=last_line,
+    )  # fmt: skip
 
 
 def taken(before: Reading, after: Reading) -> Taken:
-    """This will be the difference of two readings."""
+    """The difference of two readings."""
     cpu = dict.fromkeys(PARTS, 0.0)
     for pid, seconds in after.processes.items():
         cpu[after.parts[pid]] += seconds - before.processes.get(pid, 0.0)
@@ -99,14 +103,22 @@ def taken(before: Reading, after: Reading) -> Taken:
         own_commits=own_commits,
         writes=after.writes - before.writes,
         log_bytes=after.log_bytes - before.log_bytes,
-        elsewhere=max(0.0, (after.machine - before.machine) - (after.ours - before.ours)),
+        elsewhere=max(0.0, after.machine - before.machine - (after.ours - before.ours)) / (after.at - before.at),
     )
 
 
+def yardstick() -> float:
+    """The CPU time, in milliseconds, of one fixed piece of Python: how slow the machine is just now."""
+    begun = time.thread_time()
+    for _ in range(10):
+        sum(number * number for number in range(100_000))
+    return (time.thread_time() - begun) * 100
+
+
 def _speaks_for(application_name: str, *, broker: bool) -> str:
-    if broker:
-        return "broker"
     role = application_name.removeprefix("dexsite ")
+    if broker or role.endswith(" broker"):
+        return "broker"
     return role if role in ROLES else "rest"
 
 
@@ -124,7 +136,7 @@ def _processes() -> dict[int, _Process]:
 
 
 def _roles(processes: Mapping[int, _Process]) -> dict[int, str]:
-    """This will be the role of each of our children: the last word of its command."""
+    """The role of each of our children: the last word of its command."""
     found = {}
     for each in processes.values():
         if each.parent == os.getpid():
@@ -136,7 +148,7 @@ def _roles(processes: Mapping[int, _Process]) -> dict[int, str]:
 
 
 def _postmaster(backends: list[int], processes: Mapping[int, _Process]) -> int | None:
-    """This will be the server's first process, None where it is on another machine."""
+    """The server's first process, None where it is on another machine."""
     local = [processes[pid].parent for pid in backends if pid in processes and _is_postgres(pid)]
     return local[0] if local else None
 

@@ -4,13 +4,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import kombu.pools
+import psycopg
 import pytest
 from celery import current_app
 from django.conf import settings
 from django.db import connection, connections
 from django.test.utils import setup_databases, teardown_databases
+from psycopg import sql
 
-from dexsite.embedded import server_of
+from dexsite.embedded import ROLE, server_of
 from dexsite.environment import conninfo
 from tests import worlds
 from toolcalls import notices
@@ -22,7 +24,12 @@ def postgresql() -> Iterator[None]:
     if not settings.EMBEDDED:
         yield
         return
-    with server_of(settings.DATA_DIR):
+    with server_of(settings.DATA_DIR) as server:
+        # Tests empty tables that nobody may empty, and damage rows to see it noticed: both need the triggers off.
+        with psycopg.connect(server.url, user="postgres", dbname="postgres", autocommit=True) as superuser:
+            superuser.execute(
+                sql.SQL("GRANT SET ON PARAMETER session_replication_role TO {}").format(sql.Identifier(ROLE))
+            )
         yield
 
 

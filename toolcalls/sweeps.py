@@ -4,14 +4,16 @@ A pass may run anywhere, any number at once: each row is locked with SKIP LOCKED
 fair between teams, and quiet when there is nothing to do.
 """
 
+import logging
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import UUID
 
 from django.conf import settings
-from django.db import connection, transaction
+from django.db import InterfaceError, OperationalError, connection, transaction
 from django.db.models import F, Q
 
 from toolcalls import dispatch, journal, lifecycle
@@ -21,6 +23,8 @@ PER_TEAM = 50
 A_BATCH = 200
 CHAINS = 100
 LONGEST_RING_PAUSE = 300.0
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ def sweep(*, seconds: float = 2.0) -> Swept:
     """Make one pass, of about ``seconds`` at most; what is left waits for the next."""
     until = time.monotonic() + seconds
     since = _begin_pass()
-    lost = sum(1 for _ in _settle_lost_attempts())
+    lost = _settle_lost_attempts()
     alarms = 0
     while time.monotonic() < until:
         rung = _answer_alarms()
@@ -72,8 +76,12 @@ def _begin_pass() -> datetime:
         return before or now
 
 
-def _settle_lost_attempts() -> Iterator[int]:
-    """See silence twice: note the suspicion, and a lease later, if the heartbeat has not moved, settle the attempts."""
+def _settle_lost_attempts() -> int:
+    """See silence twice: note the suspicion, and a lease later, if the heartbeat has not moved, settle the attempts.
+
+    Gives how many were settled.
+    """
+    settled = 0
     now = lifecycle.clock()
     lease = timedelta(seconds=settings.WORKER_SILENT_AFTER)
     alive = Worker.objects.filter(gone_at=None)
@@ -84,15 +92,28 @@ def _settle_lost_attempts() -> Iterator[int]:
     alive.filter(suspected_at__lte=now - lease, beat_at=F("suspected_beat")).update(gone_at=now)
     gone = Attempt.objects.filter(finished_at=None, worker__gone_at__isnull=False, call__live_attempt=F("number"))
     for attempt in gone.order_by("pk").values_list("pk", flat=True)[:A_BATCH]:
-        lifecycle.lose(attempt)
-        yield attempt
+        with _one_row_at_a_time("a lost attempt could not be settled"):
+            lifecycle.lose(attempt)
+            settled += 1
+    return settled
+
+
+@contextmanager
+def _one_row_at_a_time(what: str) -> Iterator[None]:
+    """Let a row that cannot be moved wait for the next pass, and not stand in the way of all others."""
+    try:
+        yield
+    except (InterfaceError, OperationalError):
+        raise  # the database is away: so are all other rows
+    except Exception:
+        logger.exception(what)
 
 
 def _answer_alarms() -> int:
     """Move calls whose deadline has passed, a bounded number of each team. Gives how many."""
     moved = 0
     for call in _with_a_passed_alarm():
-        with transaction.atomic():
+        with _one_row_at_a_time("a passed deadline could not be answered"), transaction.atomic():
             row = (
                 Call.objects.select_for_update(no_key=True, skip_locked=True)
                 .defer(*lifecycle.BULKY)

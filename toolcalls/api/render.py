@@ -164,7 +164,9 @@ def _call(row: Shown, decisions: list[dict[str, Any]], *, replayed: bool) -> dic
         "warning": row.warning,
         "effect": row.effect,
         "requires_approval": row.requires_approval,
-        "policy": {**frozen, "why": row.why, "measures": masking.masked(json.loads(row.measures or "null"), sensitive)} if frozen else None,
+        "policy": {**frozen, "why": row.why, "measures": masking.masked(json.loads(row.measures or "null"), sensitive)}
+        if frozen
+        else None,
         "arguments": masking.masked(parse(row.arguments), sensitive) if row.arguments else None,
         "arguments_hash": masking.shown_hash(row.arguments_hash, sensitive),
         "idempotency_key": f"{row.session}/{row.turn_name}/{row.tool_call_id}",

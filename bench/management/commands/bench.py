@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from itertools import count
 from typing import Any, Self
 
@@ -23,7 +24,7 @@ from bench.floor import Floor
 from dexsite import readiness
 from dexsite.environment import conninfo
 from dexsite.management.commands.serve import ROLES, program
-from dexsite.supervisor import ProgramFailedError, Supervisor
+from dexsite.supervisor import Supervisor
 from toolcalls import directory, intake
 from toolcalls.intake import Opening
 from toolcalls.models import Agent, Call, UnsealedLine
@@ -46,7 +47,7 @@ class Client:
 
 
 class Command(BaseCommand):
-    """This will measure every line beside its floor, and write the result to bench/results/."""
+    """Measure every line beside its floor, and write the result to bench/results/."""
 
     help = "Measure the product beside its floor (start it as: python -m bench)."
     requires_system_checks = ()
@@ -65,7 +66,7 @@ class Command(BaseCommand):
         try:
             with Supervisor(echo=_log) as supervisor:
                 bench.run(supervisor)
-        except (ProgramFailedError, subprocess.CalledProcessError) as problem:
+        except (RuntimeError, subprocess.CalledProcessError) as problem:
             raise CommandError("\n".join([str(problem), "The product's last words:", *_last_words])) from problem
         say(f"measured in {time.monotonic() - begun:.0f} s")
         self._write_down(bench.measured, about=bench.about(), command=figures.command_line(seconds))
@@ -86,7 +87,7 @@ class Command(BaseCommand):
 
 
 class Bench:
-    """This will be one run: the product with its defaults, the floor, and one line after the other."""
+    """One run: the product with its defaults, the floor, and one line after the other."""
 
     def __init__(self, seconds: float) -> None:
         self.measured: list[Measured] = []
@@ -99,16 +100,13 @@ class Bench:
         self._client = Client(agent, key, directory.create_token(operator, by=BY))
 
     def run(self, supervisor: Supervisor) -> None:
-        """This will start the product and measure every line."""
+        """Start the product and measure every line."""
+        self._supervisor = supervisor
         supervisor.start(*(program(role) for role in ROLES))
-        say("warming up")
-        for done in (self._load(sessions=32, seconds=2), self._load(sessions=8, seconds=1, approvals=True)):
-            if done["faults"]:
-                raise CommandError(f"the product does not work: {done['faults']}")
-        self._settle()
+        self._warm_up()
         for name, sessions, calls in ((ONE, 1, 1), (ONE, 8, 1), (ONE, 32, 1), (FIVE, 8, 5)):
-            self._line(name, sessions, lambda s=sessions, c=calls: self._load(sessions=s, seconds=self._seconds, calls=c))
-        self._line(APPROVED, 8, lambda: self._load(sessions=8, seconds=self._seconds, approvals=True))
+            self._line(name, sessions, partial(self._load, sessions=sessions, seconds=self._seconds, calls=calls))
+        self._line(APPROVED, 8, partial(self._load, sessions=8, seconds=self._seconds, approvals=True))
         supervisor.stop("worker")
         self._admit(round(self._seconds * DRAINED_PER_SECOND / ADMITTED_AT_ONCE) * ADMITTED_AT_ONCE)
         self._settle()
@@ -116,35 +114,58 @@ class Bench:
             self._line(DRAIN, 8, drain.run)
         self._floor.remove()
 
+    def _warm_up(self) -> None:
+        say("warming up")
+        # Every thread of web and worker has its connection and its prepared statements before anything is measured.
+        warm = (
+            self._load(sessions=32, seconds=5),
+            self._load(sessions=8, seconds=2, calls=5),
+            self._load(sessions=8, seconds=1, approvals=True),
+        )
+        faults = [done["faults"] for done in warm if done["faults"]]
+        if faults:
+            raise CommandError(f"the product does not work: {faults[0]}")
+        self._settle()
+        with connection.cursor() as cursor:
+            # What autovacuum does in the first minute of a new database, which no run should depend on.
+            cursor.execute("ANALYZE")
+
     def about(self) -> dict[str, Any]:
-        """This will name what the figures depend on."""
+        """Name what the figures depend on."""
         with connection.cursor() as cursor:
             cursor.execute("SHOW server_version")
             postgresql = cursor.fetchone()[0]
         broker = settings.CELERY_BROKER_URL.split(":", 1)[0]
         return figures.machine(
-            cores=os.cpu_count() or 0, postgresql=postgresql, floor=self._floor.how, broker=broker, slots=settings.WORKER_SLOTS
+            cores=os.cpu_count() or 0,
+            postgresql=postgresql,
+            floor=self._floor.how,
+            broker=broker,
+            slots=settings.WORKER_SLOTS,
         )
 
     def _line(self, name: str, clients: int, work: Callable[[], dict[str, Any]]) -> None:
-        floor = self._floor.sample(clients, max(1.0, self._seconds / 3))
+        if self._supervisor.stopping:
+            raise CommandError("stopped")
+        floor, yardstick = self._floor.sample(clients, max(1.0, self._seconds / 3)), meters.yardstick()
         before = meters.read()
         done = work()
         # Sealing follows the commits: its CPU belongs to these calls, whenever it is spent.
         self._settle()
         taken = meters.taken(before, meters.read())
         calls = max(1, done["calls"])
-        seconds = done["seconds"]
         self.measured.append(
             Measured(
-                name=name, sessions=clients, calls=done["calls"], rate=done["calls"] / seconds, floor=floor,
+                name=name, sessions=clients, calls=done["calls"], rate=done["calls"] / done["seconds"], floor=floor,
                 milliseconds=done["milliseconds"], cpu={part: used * 1000 / calls for part, used in taken.cpu.items()},
                 client_cpu=done["cpu"] * 1000 / calls, own_commits=taken.own_commits / calls, writes=taken.writes / calls,
-                log_bytes=taken.log_bytes / calls, elsewhere=max(0.0, taken.elsewhere - done["cpu"]) / seconds, faults=done["faults"],
+                log_bytes=taken.log_bytes / calls, elsewhere=taken.elsewhere, yardstick=yardstick, faults=done["faults"],
             )
         )  # fmt: skip
         line = self.measured[-1]
-        say(f"{name}, {clients}: {line.rate:.0f}/s, floor {floor:.0f}/s, ratio {line.ratio:.3f}, CPU {line.all_cpu:.2f} ms")
+        say(
+            f"{name}, {clients}: {line.rate:.0f}/s, floor {floor:.0f}/s, ratio {line.ratio:.3f}, CPU {line.all_cpu:.2f} ms"
+        )
 
     def _load(self, *, sessions: int, seconds: float, calls: int = 1, approvals: bool = False) -> dict[str, Any]:
         asked = {
@@ -152,7 +173,11 @@ class Bench:
             "seconds": seconds, "calls": calls, "sessions": [self._open() for _ in range(sessions)],
         }  # fmt: skip
         done = subprocess.run(
-            [sys.executable, "-I", load.__file__], input=json.dumps(asked), check=True, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-I", load.__file__],
+            input=json.dumps(asked),
+            check=True,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer
@@ -166,22 +191,20 @@ class Bench:
         sessions = [self._open() for _ in range(8)]
         begun = time.monotonic()
         for turn in range(calls // ADMITTED_AT_ONCE):
-            proposed = [
-                Proposal(f"{turn}-{n}", "note", {"text": f"{turn}-{n}"}) for n in range(ADMITTED_AT_ONCE)
-            ]
+            proposed = [Proposal(f"{turn}-{n}", "note", {"text": f"{turn}-{n}"}) for n in range(ADMITTED_AT_ONCE)]
             intake.submit(self._client.agent, sessions[turn % len(sessions)], f"turn-{turn}", proposed)
         say(f"admitted {calls} calls with {ADMITTED_AT_ONCE} a turn: {calls / (time.monotonic() - begun):.0f}/s")
 
     def _settle(self) -> None:
         until = time.monotonic() + SETTLED_WITHIN
-        while UnsealedLine.objects.exists():
+        while UnsealedLine.objects.exists() and not self._supervisor.stopping:
             if time.monotonic() > until:
                 raise CommandError(f"the journal was not sealed within {SETTLED_WITHIN:g} s")
             time.sleep(0.1)
 
 
 class Drain:
-    """This will be the worker's half alone, in a process of its own: the product's own Runner, without a broker."""
+    """The worker's half alone, in a process of its own: the product's own Runner, without a broker."""
 
     def __enter__(self) -> Self:
         command = [sys.executable, str(settings.BASE_DIR / "manage.py"), "bench_drain"]
@@ -196,7 +219,7 @@ class Drain:
         self._process.communicate()
 
     def run(self) -> dict[str, Any]:
-        """This will have it run what is due, and wait until everything is recorded."""
+        """Have it run what is due, and wait until everything is recorded."""
         assert self._process.stdin is not None
         self._process.stdin.write("go\n")
         self._process.stdin.flush()

@@ -13,7 +13,7 @@ from toolcalls.models import Call
 
 
 class Command(BaseCommand):
-    """This will say `ready`, wait for a line, run what is due, and say how many calls in how many seconds."""
+    """Say `ready`, wait for a line, run what is due, and say how many calls in how many seconds."""
 
     help = "Part of the benchmark: run what is due, with the product's own runner."
     requires_system_checks = ()
