@@ -7,6 +7,7 @@ from uuid import UUID
 
 from django.contrib.auth.base_user import AbstractBaseUser
 from django.db.models import F, Q
+from django.http import HttpResponse
 from django.utils.dateparse import parse_datetime
 from django.utils.timezone import is_aware
 from drf_spectacular.utils import extend_schema
@@ -93,7 +94,7 @@ class OperatorView(APIView):
     def channel(self) -> str:
         return Decision.Channel.TOKEN if isinstance(self.request.auth, UserToken) else Decision.Channel.REST
 
-    def decided(self, call_id: UUID, decision: str) -> Response:
+    def decided(self, call_id: UUID, decision: str) -> HttpResponse:
         asked = bodies.read(self.request, Answering)
         with translated():
             call = desk.decide(
@@ -106,8 +107,8 @@ class OperatorView(APIView):
             )
         return self.shown(call)
 
-    def shown(self, call: Call) -> Response:
-        return Response(render.call(views.one_call(desk.visible(self.user), pk=call.pk)))
+    def shown(self, call: Call) -> HttpResponse:
+        return views.answered(self.request, views.one_call(desk.visible(self.user), pk=call.pk))
 
 
 @contextmanager
@@ -127,7 +128,7 @@ def translated() -> Iterator[None]:
 
 def page_of(
     request: Request, calls: Any, key: Callable[[Call], tuple[str, ...]], after: Callable[[list[str]], Q], *, parts: int
-) -> Response:
+) -> HttpResponse:
     """Answer with a page of calls in their order, and the cursor of the next."""
     size, cursor = pages.size(request), pages.read(request, parts=parts)
     found = views.filtered(request, calls)
@@ -155,7 +156,7 @@ def after_deadline(cursor: list[str]) -> Q:
 
 class Approvals(OperatorView):
     @extend_schema(responses={200: bodies.CallPage, **views.problems(403)}, operation_id="waiting_calls", filters=True)
-    def get(self, request: Request) -> Response:
+    def get(self, request: Request) -> HttpResponse:
         """List the calls of your teams that wait for a person, oldest deadline first."""
         return page_of(request, waiting(self.user), deadline_key, after_deadline, parts=2)
 
@@ -170,21 +171,21 @@ DECIDED: dict[int, Any] = {200: bodies.CallAnswer, **views.problems(403, 404, 40
 
 class Approve(OperatorView):
     @extend_schema(request=Answering, responses=DECIDED, operation_id="approve")
-    def post(self, request: Request, call_id: UUID) -> Response:
+    def post(self, request: Request, call_id: UUID) -> HttpResponse:
         """Approve one waiting call; it runs once enough people did."""
         return self.decided(call_id, "approve")
 
 
 class Reject(OperatorView):
     @extend_schema(request=Answering, responses=DECIDED, operation_id="reject")
-    def post(self, request: Request, call_id: UUID) -> Response:
+    def post(self, request: Request, call_id: UUID) -> HttpResponse:
         """Reject one waiting call; the reason reaches the agent."""
         return self.decided(call_id, "reject")
 
 
 class Amend(OperatorView):
     @extend_schema(request=Amending, responses={**DECIDED, **views.problems(422)}, operation_id="amend")
-    def post(self, request: Request, call_id: UUID) -> Response:
+    def post(self, request: Request, call_id: UUID) -> HttpResponse:
         """Approve a waiting call with changed arguments. Answers with the new call."""
         asked = bodies.read(request, Amending)
         with translated():
@@ -201,7 +202,7 @@ class Amend(OperatorView):
 
 class DecideSeveral(OperatorView):
     @extend_schema(request=Deciding, responses={200: DecidedAnswer, **views.problems(403)}, operation_id="decide")
-    def post(self, request: Request) -> Response:
+    def post(self, request: Request) -> HttpResponse:
         """Decide an explicit list of calls; each answers for itself."""
         asked = bodies.read(request, Deciding)
         wanted = [desk.Wanted(each.id, each.decision, each.arguments_hash, each.reason) for each in asked.decisions]
@@ -220,7 +221,7 @@ class UnknownOutcomes(OperatorView):
     @extend_schema(
         responses={200: bodies.CallPage, **views.problems(403)}, operation_id="unknown_outcomes", filters=True
     )
-    def get(self, request: Request) -> Response:
+    def get(self, request: Request) -> HttpResponse:
         """List the calls of your teams whose outcome is unknown, the oldest first."""
         return page_of(
             request,
@@ -238,7 +239,7 @@ def unknown(user: AbstractBaseUser) -> Any:
 
 class Settle(OperatorView):
     @extend_schema(request=Settling, responses=DECIDED, operation_id="settle")
-    def post(self, request: Request, call_id: UUID) -> Response:
+    def post(self, request: Request, call_id: UUID) -> HttpResponse:
         """Settle a call of unknown outcome with evidence, or leave it with a note."""
         asked = bodies.read(request, Settling)
         with translated():
@@ -255,7 +256,7 @@ class Settle(OperatorView):
 
 class RunAgain(OperatorView):
     @extend_schema(request=RunningAgain, responses=DECIDED, operation_id="run_again")
-    def post(self, request: Request, call_id: UUID) -> Response:
+    def post(self, request: Request, call_id: UUID) -> HttpResponse:
         """Order another run of a call of unknown outcome, under the same key."""
         asked = bodies.read(request, RunningAgain)
         with translated():

@@ -160,9 +160,9 @@ def broker(url: str, *, database: Mapping[str, Any]) -> dict[str, Any]:
                 # libpq's own form: a URL with a socket's directory would be read as localhost.
                 "conn_string": make_conninfo(f"postgresql://{elsewhere}", connect_timeout=1)
                 if elsewhere
-                else conninfo(database)
+                else make_conninfo(conninfo(database), application_name="dexsite broker")
             },
-            "rings_in_transaction": not elsewhere,
+            "in_database": not elsewhere,
         }
     if scheme in {"redis", "rediss", "valkey", "valkeys"}:
         url, options = url.replace("valkey", "redis", 1), REDIS
@@ -175,7 +175,7 @@ def broker(url: str, *, database: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "broker_url": url,
         "broker_transport_options": options | NO_RETRIES,
-        "rings_in_transaction": False,
+        "in_database": False,
     }
 
 

@@ -74,7 +74,7 @@ def require_broker() -> None:
         try:
             broker.ensure_connection(max_retries=1, interval_start=0, timeout=1)
         except (OSError, OperationalError, *broker.recoverable_connection_errors) as error:
-            if settings.RINGS_IN_TRANSACTION:
+            if settings.BROKER_IN_DATABASE:
                 remedy = "see whether the database is up and manage.py migrate has run"
             else:
                 remedy = "start it, or unset CELERY_BROKER_URL to use PostgreSQL itself"

@@ -77,10 +77,9 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 # -- Celery: a message is a doorbell, never the authority to run
 
 _broker = broker(env.text("CELERY_BROKER_URL", "pgmq://"), database=DATABASES["default"])
-# Whether a bell can be rung by SQL, inside the transaction that makes the work due.
-RINGS_IN_TRANSACTION: bool = _broker.pop("rings_in_transaction")
 CELERY_BROKER_URL: str = _broker["broker_url"]
 CELERY_BROKER_TRANSPORT_OPTIONS: dict[str, Any] = _broker["broker_transport_options"]
+BROKER_IN_DATABASE: bool = _broker["in_database"]
 
 CELERY_BROKER_CONNECTION_TIMEOUT = 1
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True

@@ -227,12 +227,10 @@ class Runner:
         try:
             tool.run_check(_arguments(tool, claimed.arguments), context)
         except tools.ToolRejected as error:
-            code, message, retry = error.code, _message(error.message), error.retry
+            code, message = error.code, _message(error.message)
             self._insist(
                 claimed,
-                lambda: lifecycle.refuse(
-                    claimed.call, claimed.attempt, worker=worker, code=code, message=message, retry=retry
-                ),
+                lambda: lifecycle.refuse(claimed.call, claimed.attempt, worker=worker, code=code, message=message),
             )
             return False
         except Exception as error:  # noqa: BLE001 - a check that cannot be made now is made again later

@@ -9,11 +9,8 @@ against the ``@transition`` methods.
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
-from operator import attrgetter
 from typing import Any
 from uuid import UUID
-
-from psycopg.types.json import Jsonb
 
 from toolcalls import journal, sql
 
@@ -71,12 +68,20 @@ class NewCall:
     finished_at: datetime | None = None
 
 
-PREPARED_AT_MOST = 5
-"""Calls of one request whose statement is worth keeping prepared; each number of calls is a statement of its own."""
-
-_CALL_COLUMNS = [each.name for each in fields(NewCall)]
-_call_values = attrgetter(*_CALL_COLUMNS)
-_CALL_PLACES = f"({', '.join(['%s'] * len(_CALL_COLUMNS))})"
+_SQL_TYPES: dict[Any, str] = {
+    UUID: "uuid",
+    UUID | None: "uuid",
+    str: "text",
+    str | None: "text",
+    int: "int",
+    bool: "bool",
+    datetime: "timestamptz",
+    datetime | None: "timestamptz",
+    dict[str, Any] | None: "jsonb",
+}
+_CALL_COLUMNS = ", ".join(each.name for each in fields(NewCall))
+_CALL_TYPES = ", ".join(f"{each.name} {_SQL_TYPES[each.type]}" for each in fields(NewCall))
+"""Rows travel as one JSON text: the statement is the same for any number of calls, and there is little to bind."""
 
 
 @dataclass(frozen=True)
@@ -109,17 +114,12 @@ def admit(calls: Sequence[NewCall], lines: Sequence[journal.Line], room: Room) -
         parts.append("""used AS (UPDATE toolcalls_session SET calls_used = calls_used + %s, turns_used = turns_used + %s
             WHERE id = %s)""")
         values += [room.calls_used, int(room.counts), room.session]
-    parts.append(f"""admitted AS (
-        INSERT INTO toolcalls_call ({", ".join(_CALL_COLUMNS)}) VALUES {", ".join([_CALL_PLACES] * len(calls))})""")
-    for call in calls:
-        values += [Jsonb(value) if isinstance(value, dict) else value for value in _call_values(call)]
-    for line in lines:
-        values += line.row()
     sql.run(
-        f"""WITH {", ".join(parts)}
-        INSERT INTO toolcalls_journalline ({journal.COLUMNS}) VALUES {", ".join([journal.PLACES] * len(lines))}""",
-        values,
-        prepare=len(calls) <= PREPARED_AT_MOST,
+        f"""WITH {"".join(f"{part}, " for part in parts)}admitted AS (
+            INSERT INTO toolcalls_call ({_CALL_COLUMNS}) SELECT {_CALL_COLUMNS} FROM json_to_recordset(%s) AS one ({_CALL_TYPES})
+        )
+        {journal.INSERT}""",
+        [*values, journal.as_json([vars(call) for call in calls]), journal.as_json([line.row() for line in lines])],
     )
 
 
@@ -208,6 +208,12 @@ _CANDIDATES = """
         JOIN toolcalls_session s ON s.id = c.session_id
     ORDER BY locked.place
 """
+
+
+def anything_due(*, retryable: bool) -> bool:
+    """Say, at little cost, whether looking for due calls of a kind is worth a transaction."""
+    statement = """SELECT 1 FROM toolcalls_call WHERE retryable = %s AND due_at <= statement_timestamp() LIMIT 1"""
+    return bool(sql.run(statement, [retryable]))
 
 
 def lock_due(*, retryable: bool, tools: Sequence[tuple[str, str]], limit: int) -> list[Candidate]:

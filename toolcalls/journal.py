@@ -7,14 +7,14 @@ order of ID, which is the order of the moves of each call.
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from operator import attrgetter
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from django.db import connection, transaction
+from django.db import transaction
 
 from toolcalls import sql
 from toolcalls.models import Seal, Session, Team, UnsealedLine
@@ -42,27 +42,40 @@ class Line:
     attempt: int | None = None
     detail: dict[str, Any] | None = None
 
-    def row(self) -> tuple[Any, ...]:
-        """Give the values of COLUMNS, but for the time, which is the database's."""
+    def row(self) -> dict[str, Any]:
+        """Give the row as JSON holds it, but for the time, which is the database's."""
         detail = json.dumps(self.detail, ensure_ascii=False, sort_keys=True) if self.detail else None
-        return (
-            self.team,
-            self.session,
-            self.call,
-            self.event,
-            self.move,
-            self.source,
-            self.target,
-            self.code,
-            self.actor,
-            self.attempt,
-            detail,
-            digest(detail) if detail else "",
-        )
+        return {
+            "team_id": self.team,
+            "session_id": self.session,
+            "call_id": self.call,
+            "event": self.event,
+            "move": self.move,
+            "source": self.source,
+            "target": self.target,
+            "code": self.code,
+            "actor": self.actor,
+            "attempt": self.attempt,
+            "detail": detail,
+            "detail_hash": digest(detail) if detail else "",
+        }
 
 
-COLUMNS = "team_id, session_id, call_id, event, move, source, target, code, actor, attempt, detail, detail_hash, at"
-PLACES = "(%s::uuid, %s::uuid, %s::uuid, %s, %s::int, %s, %s, %s, %s, %s::int, %s, %s, clock_timestamp())"
+_COLUMNS = "team_id, session_id, call_id, event, move, source, target, code, actor, attempt, detail, detail_hash"
+
+INSERT = f"""
+    INSERT INTO toolcalls_journalline ({_COLUMNS}, at)
+    SELECT {_COLUMNS}, clock_timestamp() FROM ROWS FROM (json_to_recordset(%s) AS (
+        team_id uuid, session_id uuid, call_id uuid, event text, move int, source text, target text, code text, actor text,
+        attempt int, detail text, detail_hash text
+    )) WITH ORDINALITY AS one ({_COLUMNS}, place) ORDER BY place
+"""
+"""Rows travel as one JSON text: the statement is the same for any number of lines, and there is little to bind."""
+
+
+def as_json(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Write rows as the JSON that ``json_to_recordset`` reads."""
+    return json.dumps(rows, ensure_ascii=False, default=str)
 
 
 def digest(text: str) -> str:
@@ -71,12 +84,7 @@ def digest(text: str) -> str:
 
 def write(lines: Sequence[Line]) -> None:
     """Append lines, inside the transaction of the moves they tell of."""
-    places = ", ".join([PLACES] * len(lines))
-    with connection.cursor() as cursor:
-        cursor.execute(
-            f"INSERT INTO toolcalls_journalline ({COLUMNS}) VALUES {places}",
-            [value for line in lines for value in line.row()],
-        )
+    sql.run(INSERT, [as_json([line.row() for line in lines])])
 
 
 def seal(chain: UUID) -> int:

@@ -18,7 +18,7 @@ from django.db.models import F
 
 from toolcalls import dispatch, hot, notices, permissions, policy, sql
 from toolcalls.canonical import digest
-from toolcalls.codes import DID_NOT_RUN
+from toolcalls.codes import DID_NOT_RUN, Retry
 from toolcalls.effects import Effect
 from toolcalls.journal import SYSTEM, Line, write
 from toolcalls.models import Attempt, Brake, Call, JournalLine, Session, StoredPolicy, Team, Turn, Worker
@@ -247,6 +247,8 @@ def claim(worker: UUID, *, retryable: bool, tools: Sequence[Tool], limit: int) -
 
     A call that can never start any more is ended here; one that cannot start yet is left waiting.
     """
+    if not hot.anything_due(retryable=retryable):
+        return []
     have = {tool.name: tool for tool in tools}
     with transaction.atomic():
         candidates = hot.lock_due(retryable=retryable, tools=[(tool.name, tool.version) for tool in tools], limit=limit)
@@ -334,13 +336,13 @@ def _hand_back(call: Call, attempt: Attempt, *, by: str, at: datetime, delay: fl
     dispatch.ring_after_commit(retryable=call.retryable)
 
 
-def refuse(call: UUID, attempt: int, *, worker: UUID, code: str, message: str, retry: str) -> None:
+def refuse(call: UUID, attempt: int, *, worker: UUID, code: str, message: str) -> None:
     """End a call whose own check refused it before it entered. An earlier attempt's doubt stays."""
     with transaction.atomic():
         row, at = lock(call), clock()
         if row.live_attempt == attempt:
             _finish(row.attempts.get(number=attempt), Attempt.State.NOT_ENTERED, code=code, message=message, at=at)
-            end = known_failure(_standing(row), code, f"{DID_NOT_RUN}: {message}", retry=retry)
+            end = known_failure(_standing(row), code, f"{DID_NOT_RUN}: {message}", retry=Retry.NEW_CALL_OK)
             _end(row, end, by=f"worker:{worker}", at=at, attempt=attempt)
 
 
@@ -722,13 +724,22 @@ def _brake_line(event: str, *, team: Team | None, agent_id: UUID | None, tool: s
         write([Line(each, event, by, detail=detail) for each in told])
 
 
-def store_policy(team: Team, tool: Tool, values: dict[str, Any], *, by: str) -> StoredPolicy:
+def store_policy(team: Team, tool: Tool, values: Any, *, by: str) -> StoredPolicy:
     """Store a team's override for a tool; it applies to later calls. Raises policy.InvalidPolicy."""
-    valid = policy.parse(values, measures=set(tool.measures)).values()
+    valid = policy.override(values, tool.policy, measures=set(tool.measures)).values()
     with transaction.atomic():
         stored, _ = StoredPolicy.objects.update_or_create(team=team, tool=tool.name, defaults={"values": valid})
         write([Line(team.pk, "policy.stored", by, detail={"tool": tool.name, "values": valid})])
         return stored
+
+
+def drop_policy(team: Team, tool: str, *, by: str) -> bool:
+    """Drop a team's override for a tool, also of one that a deploy removed. False where there was none."""
+    with transaction.atomic():
+        dropped, _ = StoredPolicy.objects.filter(team=team, tool=tool).delete()
+        if dropped:
+            write([Line(team.pk, "policy.dropped", by, detail={"tool": tool})])
+        return bool(dropped)
 
 
 # -- workers

@@ -13,12 +13,12 @@ from django.db import connection
 Parameters = Sequence[Any] | Mapping[str, Any]
 
 
-def run(statement: str, parameters: Parameters, *, prepare: bool = True) -> list[tuple[Any, ...]]:
+def run(statement: str, parameters: Parameters) -> list[tuple[Any, ...]]:
     """Run a statement and give its rows, none for a statement that returns none. Raises Django's database errors."""
     connection.ensure_connection()
     with connection.wrap_database_errors:
         cursor = psycopg.Cursor(connection.connection)
-        cursor.execute(statement, parameters, prepare=prepare)
+        cursor.execute(statement, parameters, prepare=True)
         return cursor.fetchall() if cursor.description else []
 
 

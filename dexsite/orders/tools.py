@@ -52,6 +52,7 @@ def get_order(arguments: GetOrder, context: ToolContext) -> client.Order:
     requires_approval=True,
     timeout=20,
     max_attempts=4,
+    amend=True,
     measures={"amount_cents": lambda a: a.amount_cents, "order_id": lambda a: a.order_id},
 )
 def refund_order(arguments: RefundOrder, context: ToolContext) -> client.Refund:

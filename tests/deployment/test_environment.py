@@ -140,7 +140,7 @@ DATABASE = database("postgresql://me@/shop?host=%2Frun&sslmode=require", options
 
 def test_the_default_broker_is_the_database_itself_over_its_own_connection_string() -> None:
     settings = broker("pgmq://", database=DATABASE)
-    assert settings["rings_in_transaction"] is True
+    assert settings["in_database"] is True
     options = settings["broker_transport_options"]
     assert options["init_extension"] is False
     assert conninfo_to_dict(options["conn_string"])["host"] == "/run"
@@ -149,14 +149,14 @@ def test_the_default_broker_is_the_database_itself_over_its_own_connection_strin
 
 def test_a_pgmq_elsewhere_does_not_ring_in_our_transactions() -> None:
     settings = broker("pgmq://me:secret@queue.example/q", database=DATABASE)
-    assert settings["rings_in_transaction"] is False
+    assert settings["in_database"] is False
     assert conninfo_to_dict(settings["broker_transport_options"]["conn_string"])["host"] == "queue.example"
 
 
 @pytest.mark.parametrize("url", ["redis://localhost/1", "valkey://localhost/1", "amqp://localhost//"])
 def test_other_brokers_give_up_at_once(url: str) -> None:
     settings = broker(url, database=DATABASE)
-    assert settings["rings_in_transaction"] is False
+    assert settings["in_database"] is False
     assert settings["broker_transport_options"]["max_retries"] == 0
     assert settings["broker_url"].split(":")[0] in {"redis", "amqp"}
 

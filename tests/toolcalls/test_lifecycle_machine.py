@@ -136,7 +136,7 @@ class Lifecycle(RuleBasedStateMachine):
                 if lifecycle.enter(each, worker=self.worker) is not None:
                     self.enter(each)
             case "refuse":
-                lifecycle.refuse(each.call, each.attempt, worker=self.worker, code="GONE", message="gone", retry="")
+                lifecycle.refuse(each.call, each.attempt, worker=self.worker, code="GONE", message="gone")
             case "hand back":
                 lifecycle.hand_back(each.call, each.attempt, worker=self.worker, delay=0, why="away")
             case "lose":

@@ -339,6 +339,6 @@ def test_another_agent_of_the_team_replays_nothing(world: World) -> None:
         world.propose(tool, call_id="c")
         world.run()
         theirs = other.propose(tool, call_id="c", session=session)
-        other.run()
+        world.run()
         assert (other.now(theirs).status, theirs.replay_of_id) == ("succeeded", None)
     assert tried.applied == 2
