@@ -26,7 +26,7 @@ from rest_framework.request import Request
 
 from approvals import api, desk, forms, text
 from approvals.models import Decision, Reconciliation
-from toolcalls import masking, tools
+from toolcalls import masking, policy, tools
 from toolcalls.api import pages
 from toolcalls.api.problems import Problem
 from toolcalls.api.views import as_id
@@ -396,7 +396,7 @@ class Whole(Card):
         """Name, value and source of every frozen policy value, what somebody chose before what nobody did."""
         if not self.call.policy:
             return []
-        frozen = json.loads(self.call.policy)
+        frozen = policy.shown(self.call.policy)
         sources = frozen["sources"]
         named = [(name, _plainly(value), sources.get(name, "")) for name, value in frozen["values"].items()]
         return sorted(named, key=lambda each: (each[2] == "default", each[0]))

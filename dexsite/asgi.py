@@ -3,11 +3,10 @@
 import os
 
 from django import setup
-from django.core.handlers.wsgi import WSGIHandler
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dexsite.settings")
 setup(set_prefix=False)
 
 from toolcalls.api.door import Door  # noqa: E402 - models may be imported only once Django is set up
 
-application = Door(WSGIHandler())
+application = Door()

@@ -147,6 +147,8 @@ MIDDLEWARE = [
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
 ]
+# What carries a key or a token comes from no browser: no sessions, no forms, no pages.
+MIDDLEWARE_FOR_KEYS = ["django.middleware.security.SecurityMiddleware", "dexsite.headers.content_security_policy"]
 
 ROOT_URLCONF = "dexsite.urls"
 

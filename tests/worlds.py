@@ -149,7 +149,7 @@ class World:
         """Propose one call; gives the stored call. Raises AssertionError for a mismatch."""
         answer = self.answer(tool, arguments, call_id=call_id, turn=turn, session=session, operation_id=operation_id)
         assert isinstance(answer, Answered), answer
-        return answer.call
+        return self.stored(answer)
 
     def answer(
         self,
@@ -225,6 +225,11 @@ class World:
     def states(self, call: Call) -> list[str]:
         """Give how each attempt of a call stands, in order."""
         return [each.state for each in self.attempts(call)]
+
+    def stored(self, answer: Answered | Mismatch) -> Call:
+        """Give the stored call of an answer."""
+        assert isinstance(answer, Answered), answer
+        return Call.objects.select_related("session", "turn", "agent__team").get(pk=answer.id)
 
     def close(self) -> None:
         """End this world's runner."""

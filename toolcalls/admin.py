@@ -18,7 +18,7 @@ from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from toolcalls import codes, masking, tools
+from toolcalls import codes, masking, policy, tools
 from toolcalls.canonical import Malformed, canonical_text, parse
 from toolcalls.effects import Effect
 from toolcalls.filters import CallFilter
@@ -236,7 +236,7 @@ class CallAdmin(AuditAdmin):
         if not term:
             return queryset, False
         # Where a field is sensitive, nobody may learn by asking whether a guess has the stored hash.
-        open_ = Q(policy="") | Q(policy__contains='"sensitive": []')
+        open_ = Q(policy="") | Q(policy__contains='"sensitive":[]')
         named = Q(tool_call_id=term) | Q(operation_id=term) | open_ & (Q(arguments_hash=term) | Q(operation=term))
         named |= Q(operation=term, operation_id__gt="")
         with suppress(ValueError):
@@ -283,7 +283,7 @@ class CallAdmin(AuditAdmin):
 
     @admin.display(description="policy, as frozen")
     def frozen_policy(self, call: Call) -> str | SafeString:
-        return legible(json.dumps(json.loads(call.policy), indent=2)) if call.policy else "-"
+        return legible(json.dumps(policy.shown(call.policy), indent=2)) if call.policy else "-"
 
 
 @admin.register(Attempt)

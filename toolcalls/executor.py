@@ -116,9 +116,13 @@ class Runner:
                     if left:
                         dispatch.come_back(retryable=retryable)
                         left = False
-                    if claimed == slots and not rang_on:
-                        dispatch.ring_on(retryable=retryable)
-                        rang_on = True
+                    if claimed == slots:
+                        if not rang_on:
+                            dispatch.ring_on(retryable=retryable)
+                            rang_on = True
+                    else:
+                        # What comes due meanwhile is claimed together: a claim costs as much for one call as for several.
+                        self.stopping.wait(STAY_SECONDS)
                 elif left:
                     return
                 elif looks < STAY_LOOKS:

@@ -52,7 +52,7 @@ class CallFilter(django_filters.FilterSet):
 
     def by_hash(self, calls: QuerySet[Call], name: str, value: str) -> QuerySet[Call]:
         """Find calls by the hash of their arguments; where a field is sensitive, guessing must find nothing."""
-        return calls.filter(arguments_hash=value, policy__contains='"sensitive": []')
+        return calls.filter(arguments_hash=value, policy__contains='"sensitive":[]')
 
     def by_key(self, calls: QuerySet[Call], name: str, value: str) -> QuerySet[Call]:
         """Find the call of an idempotency key: session/turn/call."""

@@ -24,7 +24,7 @@ from toolcalls.codes import OF_STAGE_ZERO, OF_THE_BUDGET, OF_THE_GUARD
 from toolcalls.effects import Effect
 from toolcalls.hot import NewCall, Room
 from toolcalls.journal import Line, write
-from toolcalls.models import Agent, Call, LimitRow, Session, Turn, new_id
+from toolcalls.models import Agent, Call, LimitRow, Session, new_id
 from toolcalls.pipeline import (
     Admitted,
     AgentTerms,
@@ -63,10 +63,15 @@ class WiderThanAllowed(Exception):
 
 @dataclass(frozen=True)
 class Answered:
-    """The stored call; ``replayed`` where it, or its operation's result, was there before."""
+    """A stored call: ``new`` is its row as it was inserted just now, None where it was there before.
 
-    call: Call
+    ``replayed`` where it, or its operation's result, was there before.
+    """
+
+    id: UUID
+    status: str
     replayed: bool
+    new: NewCall | None = None
 
 
 @dataclass(frozen=True)
@@ -238,7 +243,8 @@ class _Admission:
         """Decide everything again with the rows locked, and store it. None where a check turns out to be missing."""
         with transaction.atomic():
             read = _read(self.agent, self.session_id, self.turn_id, self.proposals, lock=True)
-            batch, seen = Batch(), dict(read.existing)
+            batch = Batch()
+            seen: dict[str, Call | NewCall] = {**read.existing}
             stock = _Stock(self.agent, read, turn_name=self.turn_id)
             stock.lock(self._limited(read))
             answers: list[Answered | Mismatch] = []
@@ -275,12 +281,9 @@ class _Admission:
                 stock.add(new, lines)
                 if new.code not in OF_THE_GUARD | OF_STAGE_ZERO and new.replay_of_id is None:
                     batch.earlier.append(_as_earlier(new))
-                call = as_row(new)
-                seen[proposal.tool_call_id] = call
-                answers.append(Answered(call, isinstance(verdict, Replay)))
+                seen[proposal.tool_call_id] = new
+                answers.append(Answered(new.id, new.status, isinstance(verdict, Replay), new))
             stock.flush(calls_used=batch.calls, counts=batch.turns > 0)
-        for call in seen.values():
-            call.session.session_id, call.turn.turn_id = self.session_id, self.turn_id
         return answers
 
 
@@ -304,14 +307,14 @@ def _ask(examined: Examined, context: tools.ToolContext) -> Refusal | None:
     return None
 
 
-def _again(first: Call, proposal: Proposal, examined: Examined) -> Answered | Mismatch:
+def _again(first: Call | NewCall, proposal: Proposal, examined: Examined) -> Answered | Mismatch:
     same = (first.tool, first.received_hash, first.operation_id) == (
         proposal.tool,
         digest(examined.received),
         proposal.operation_id,
     )
     if same:
-        return Answered(first, replayed=True)
+        return Answered(first.id, first.status, replayed=True)
     return Mismatch(
         proposal.tool_call_id,
         "This call ID stands for another tool, arguments or operation; the first stands. Use a new ID for a correction.",
@@ -344,20 +347,23 @@ class _Read:
     examined: list[Examined]
 
 
+# The locked row itself, not a snapshot of it: what others committed while this waited is in it.
 _SESSION = """
-    SELECT s.id, s.allowed_tools::text FROM toolcalls_session s WHERE s.agent_id = %s AND s.session_id = %s
+    SELECT s.allowed_tools::text, s.id, s.status, s.opened_at, s.calls_limit, s.turns_limit, s.seconds_limit, s.spend_limit,
+        s.calls_used, s.turns_used, s.spend_used, s.default_effect
+    FROM toolcalls_session s WHERE s.agent_id = %s AND s.session_id = %s
 """
 
 _FACTS = """
-    SELECT clock_timestamp(), s.id, s.status, s.opened_at, s.calls_limit, s.turns_limit, s.seconds_limit, s.spend_limit,
-        s.calls_used, s.turns_used, s.spend_used, s.default_effect, t.cancelled_at IS NOT NULL, coalesce(t.counted, false), t.id,
+    SELECT clock_timestamp(),
+        (SELECT ARRAY[t.id::text, (t.cancelled_at IS NOT NULL)::int::text, t.counted::int::text] FROM toolcalls_turn t
+            WHERE t.session_id = %(session)s AND t.turn_id = %(turn)s),
         (SELECT array_agg(b.tool) FROM toolcalls_brake b
-            WHERE (b.team_id IS NULL OR b.team_id = s.team_id) AND (b.agent_id IS NULL OR b.agent_id = s.agent_id)),
+            WHERE (b.team_id IS NULL OR b.team_id = %(team)s) AND (b.agent_id IS NULL OR b.agent_id = %(agent)s)),
         (SELECT array_agg(ARRAY[p.tool, p.values::text]) FROM toolcalls_storedpolicy p
-            WHERE p.team_id = s.team_id AND p.tool = ANY(%(tools)s)),
-        (SELECT array_agg(c.id) FROM toolcalls_call c WHERE c.turn_id = t.id AND c.tool_call_id = ANY(%(ids)s))
-    FROM toolcalls_session s LEFT JOIN toolcalls_turn t ON t.session_id = s.id AND t.turn_id = %(turn)s
-    WHERE s.id = %(session)s
+            WHERE p.team_id = %(team)s AND p.tool = ANY(%(tools)s)),
+        (SELECT array_agg(c.id) FROM toolcalls_call c JOIN toolcalls_turn t ON t.id = c.turn_id
+            WHERE t.session_id = %(session)s AND t.turn_id = %(turn)s AND c.tool_call_id = ANY(%(ids)s))
 """
 
 _EARLIER_COLUMNS = """
@@ -392,19 +398,23 @@ def _read(agent: Agent, session_id: str, turn_id: str, proposals: Sequence[Propo
     found = sql.run(_SESSION + ("FOR NO KEY UPDATE" if lock else ""), [agent.pk, session_id])
     if not found:
         raise NoSuchSession(f"There is no session {session_id}.")
-    session, allowed = found[0]
+    allowed, session, *terms = found[0]
     session_tools = json.loads(allowed) if allowed is not None else None
     examined = [pipeline.examine(each, agent_tools=agent.tools, session_tools=session_tools) for each in proposals]
     asked = {
         "session": session,
+        "team": agent.team_id,
+        "agent": agent.pk,
         "turn": turn_id,
         "tools": list({each.tool for each in proposals}),
         "ids": [each.tool_call_id for each in proposals],
     }
-    *own, turn, brakes, policies, existing = sql.run(_FACTS, asked)[0]
-    facts = Facts(*own, frozenset(brakes or ()), dict(policies or ()), _earlier(agent, session, examined))  # type: ignore[call-arg]
-    stored = Call.objects.filter(pk__in=existing).select_related("session", "turn") if existing else ()
-    return _Read(facts, turn, {each.tool_call_id: each for each in stored}, examined)
+    now, turn, brakes, policies, existing = sql.run(_FACTS, asked)[0]
+    identity, cancelled, counted = turn or (None, "0", "0")
+    turn_facts = (cancelled == "1", counted == "1", frozenset(brakes or ()), dict(policies or ()))
+    facts = Facts(now, session, *terms, *turn_facts, _earlier(agent, session, examined))  # type: ignore[call-arg]
+    stored = Call.objects.filter(pk__in=existing).defer(*lifecycle.BULKY) if existing else ()
+    return _Read(facts, UUID(identity) if identity else None, {each.tool_call_id: each for each in stored}, examined)
 
 
 def _earlier(agent: Agent, session: UUID, examined: Sequence[Examined]) -> list[Earlier]:
@@ -614,15 +624,6 @@ def _as_earlier(new: NewCall) -> Earlier:
         new.writes,
         new.result_hash,
     )
-
-
-def as_row(new: NewCall) -> Call:
-    """Give the model instance of a row that was just inserted, without reading it back."""
-    values = dict(vars(new))
-    call = Call(**values, live_attempt=None, claims=0, entered=0, doubt="", settled_verdict="")
-    call._state.adding, call._state.db = False, "default"
-    call.session, call.turn = Session(pk=new.session_id), Turn(pk=new.turn_id)
-    return call
 
 
 # -- amendment

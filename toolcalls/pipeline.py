@@ -424,7 +424,7 @@ def reason_to_ask(applied: Effective, measures: Mapping[str, int | str]) -> str:
     """Stage 7: say why a person is asked; empty where nobody is. A rule that cannot be told means ask."""
     if applied.requires_approval:
         source = applied.sources["requires_approval"]
-        if source == "default":
+        if source == policy.DEFAULT:
             return f"{applied.effect} tools wait for a person unless their policy says otherwise"
         return f"{source}: requires_approval is true"
     for rule in applied.approval_when:

@@ -188,9 +188,10 @@ class Effective:
     sources: Mapping[str, str]
 
     def text(self) -> str:
-        """Give it as JSON text, for the call's row."""
+        """Give it as JSON text, for the call's row; a source that is not named is the default."""
         values = {name: _plain(value) for name, value in vars(self).items() if name != "sources"}
-        return json.dumps({"values": values, "sources": dict(self.sources)}, sort_keys=True)
+        sources = {key: source for key, source in self.sources.items() if source != DEFAULT}
+        return json.dumps({"values": values, "sources": sources}, sort_keys=True, separators=(",", ":"))
 
 
 def _plain(value: Any) -> Any:
@@ -207,9 +208,16 @@ def thaw(text: str) -> Effective:
     values["approval_when"] = tuple(ApprovalRule(**rule) for rule in values["approval_when"])
     values["limits"] = tuple(Limit(**limit) for limit in values["limits"])
     values["sensitive"] = tuple(values["sensitive"])
-    return Effective(**values, sources=stored["sources"])
+    return Effective(**values, sources=dict.fromkeys(values, DEFAULT) | stored["sources"])
 
 
+def shown(text: str) -> dict[str, Any]:
+    """Read back the values and the source of each, as plain JSON."""
+    stored = json.loads(text)
+    return {"values": stored["values"], "sources": dict.fromkeys(stored["values"], DEFAULT) | stored["sources"]}
+
+
+DEFAULT = "default"
 INVALID_STORED = "stored policy is invalid"
 
 
@@ -277,7 +285,7 @@ def resolve(
     }
     for key, value in by_default.items():
         if key not in chosen:
-            chosen[key], sources[key] = value, "default"
+            chosen[key], sources[key] = value, DEFAULT
     chosen["deadline"] = None if chosen["deadline"] == "none" else chosen["deadline"]
     chosen["approval_when"] = tuple(ApprovalRule(**rule) for rule in chosen["approval_when"])
     chosen["limits"] = tuple(Limit(**limit) for limit in chosen["limits"])

@@ -236,7 +236,7 @@ def test_calls_of_one_request_take_their_shares_one_after_the_other(world: World
         answers = intake.submit(
             world.agent, session.session_id, "t", [Proposal(f"c{n}", tool.name, {}) for n in range(4)]
         )
-    codes = [each.call.code for each in answers if isinstance(each, Answered)]
+    codes = [world.stored(each).code for each in answers if isinstance(each, Answered)]
     assert codes == ["", "", "STEP_LIMIT", "STEP_LIMIT"]
 
 
@@ -410,7 +410,7 @@ def test_the_same_call_again_answers_with_the_stored_one(world: World) -> None:
         assert not first.replayed
         for act in (
             lambda: None,
-            lambda: world.approve(first.call),
+            lambda: world.approve(world.stored(first)),
             world.run,
             lambda: lifecycle.close_session(world.session.pk, by="t"),
         ):
@@ -418,8 +418,8 @@ def test_the_same_call_again_answers_with_the_stored_one(world: World) -> None:
             again = world.answer(tool, {"amount": 1}, call_id="c")
             assert isinstance(again, Answered)
             assert again.replayed
-            assert again.call.pk == first.call.pk
-            assert again.call.status == world.now(first.call).status
+            assert again.id == first.id
+            assert again.status == world.now(world.stored(first)).status
     assert tried.applied == 1
 
 
@@ -461,7 +461,7 @@ def test_the_same_id_twice_in_one_request_is_one_call(world: World) -> None:
         one, same, other = intake.submit(world.agent, world.session.session_id, "t", asked)
         assert isinstance(one, Answered)
         assert isinstance(same, Answered)
-        assert (one.replayed, same.replayed, same.call.pk) == (False, True, one.call.pk)
+        assert (one.replayed, same.replayed, same.id) == (False, True, one.id)
         assert isinstance(other, Mismatch)
         assert world.propose(tool, turn="t").status == "approved"
 
@@ -485,7 +485,7 @@ def test_reads_and_writes_of_one_turn_go_their_own_ways(world: World) -> None:
     with a_tool(effect="read") as read, a_tool() as write:
         asked = [Proposal("r", read.name, {}), Proposal("w", write.name, {}), Proposal("v", write.name, {"amount": 1})]
         answers = intake.submit(world.agent, world.session.session_id, "t", asked)
-        calls = [each.call for each in answers if isinstance(each, Answered)]
+        calls = [world.stored(each) for each in answers if isinstance(each, Answered)]
         world.run()
         assert [world.now(each).status for each in calls] == ["succeeded", "awaiting_approval", "awaiting_approval"]
         world.approve(calls[1])

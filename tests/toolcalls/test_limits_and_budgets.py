@@ -182,7 +182,7 @@ def test_calls_of_one_request_share_a_limit(world: World) -> None:
     with a_tool(effect="idempotent_write", limits=A_DAY) as tool:
         asked = [Proposal(f"c{n}", tool.name, {"amount": n}) for n in (50, 51, 49, 1, 2)]
         answers = intake.submit(world.agent, world.session.session_id, "t", asked)
-    codes = [each.call.code for each in answers if isinstance(each, Answered)]
+    codes = [world.stored(each).code for each in answers if isinstance(each, Answered)]
     assert codes == ["", "POLICY_LIMIT", "", "", "POLICY_LIMIT"]
 
 

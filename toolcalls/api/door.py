@@ -10,7 +10,7 @@ import io
 import json
 import logging
 from collections import OrderedDict, defaultdict
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -18,10 +18,13 @@ from uuid import UUID
 
 import psycopg
 from a2wsgi.wsgi import build_environ
+from django.conf import settings
 from django.core import signals
+from django.core.handlers.exception import convert_exception_to_response
 from django.core.handlers.wsgi import WSGIHandler, WSGIRequest
 from django.db import connection
 from django.http import HttpRequest, HttpResponse
+from django.utils.module_loading import import_string
 
 from toolcalls import sql
 from toolcalls.api.bodies import BODY_LIMIT
@@ -148,11 +151,28 @@ def _connection_parameters() -> dict[str, Any]:
     return parameters
 
 
+class KeyHandler(WSGIHandler):
+    """Answers requests that carry a key or a token: what serves browsers (sessions, messages, forms) is left out."""
+
+    def load_middleware(self, is_async: bool = False) -> None:
+        this: Any = self
+        handler = convert_exception_to_response(this._get_response)
+        for path in reversed(settings.MIDDLEWARE_FOR_KEYS):
+            handler = convert_exception_to_response(import_string(path)(handler))
+        this._view_middleware = this._template_response_middleware = this._exception_middleware = ()
+        this._middleware_chain = handler
+
+
+def _handler_for(environ: Mapping[str, Any], browsers: WSGIHandler, keys: WSGIHandler) -> WSGIHandler:
+    has_key = environ.get("HTTP_AUTHORIZATION", "")[:7].lower() == "bearer "
+    return keys if has_key and environ["PATH_INFO"].startswith("/api/") else browsers
+
+
 class Door:
     """The ASGI application."""
 
-    def __init__(self, handler: WSGIHandler) -> None:
-        self._handler = handler
+    def __init__(self) -> None:
+        self._handler, self._key_handler = WSGIHandler(), KeyHandler()
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="request")
         self._listener = Listener(self._threads)
 
@@ -207,7 +227,7 @@ class Door:
         """Answer one request as Django's WSGI handler does, but keep the response object."""
         signals.request_started.send(sender=WSGIHandler, environ=environ)
         request = WSGIRequest(environ)
-        response = self._handler.get_response(request)
+        response = _handler_for(environ, self._handler, self._key_handler).get_response(request)
         try:
             return _plain(request, response)
         finally:

@@ -7,9 +7,10 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from toolcalls import masking, sql, tools
+from toolcalls import masking, policy, sql, tools
 from toolcalls.canonical import parse, result_text
 from toolcalls.codes import advice, next_actions
+from toolcalls.hot import NewCall
 from toolcalls.models import Call, JournalLine, Session
 
 LATE_TEXT = 1000
@@ -79,37 +80,24 @@ def when(at: datetime | None) -> str | None:
     return at.isoformat() if at else None
 
 
-def fresh_call(row: Call) -> dict[str, Any]:
+def fresh_call(new: NewCall, *, session: str, turn: str) -> dict[str, Any]:
     """Show a call that was just admitted, as it was inserted: nothing is read."""
-    own = {
-        each.name: getattr(row, each.name)
-        for each in fields(Shown)
-        if each.name not in _ELSEWHERE and hasattr(row, each.name)
-    }
+    own = {each.name: getattr(new, each.name) for each in fields(Shown) if hasattr(new, each.name)}
     shown = Shown(
-        measures=json.dumps(row.measures),
-        session=row.session_id,
-        session_name=row.session.session_id,
-        turn_name=row.turn.turn_id,
-        replay_of=row.replay_of_id,
-        refers_to=row.refers_to_id,
-        amends=row.amends_id,
-        **own,
+        **own | {"measures": json.dumps(new.measures)},
+        pk=new.id,
+        session=new.session_id,
+        session_name=session,
+        turn_name=turn,
+        replay_of=new.replay_of_id,
+        refers_to=new.refers_to_id,
+        amends=new.amends_id,
+        settled_verdict="",
+        settled_at=None,
+        started_at=None,
+        reported_at=None,
     )
     return _call(shown, [], replayed=False)
-
-
-_ELSEWHERE = {
-    "measures",
-    "session",
-    "session_name",
-    "turn_name",
-    "replay_of",
-    "refers_to",
-    "amends",
-    "amended_to",
-    "attempts",
-}
 
 
 def calls(ids: Sequence[UUID], *, replayed: Collection[UUID] = ()) -> list[dict[str, Any]]:
@@ -139,7 +127,7 @@ def _decisions(asked: Sequence[UUID]) -> dict[UUID, list[dict[str, Any]]]:
 
 def _call(row: Shown, decisions: list[dict[str, Any]], *, replayed: bool) -> dict[str, Any]:
     retry = advice(row.status, row.code, tool_says=row.retry)
-    frozen = json.loads(row.policy) if row.policy else None
+    frozen = policy.shown(row.policy) if row.policy else None
     sensitive = frozen["values"]["sensitive"] if frozen else []
     message = row.message or _MEANINGS.get(row.status, "")
     asked = {"deadline": when(row.deadline), "needed": row.approvers_needed, "decisions": decisions}

@@ -1,5 +1,6 @@
 """The agents' door. Each view makes one call inward and translates the answer."""
 
+import functools
 import re
 from typing import Any
 from uuid import UUID
@@ -185,18 +186,21 @@ class TurnCalls(AgentView):
             raise Problem(422, "CALL_MISMATCH", mismatches[0].message, errors=errors)
         seconds = wanted_wait(request)
         unanswered = frozenset(
-            each.call.pk for each in answers if isinstance(each, Answered) and each.call.status not in ANSWERED
+            each.id for each in answers if isinstance(each, Answered) and each.status not in ANSWERED
         )
         waits = bool(seconds and unanswered)
-        response = Response({} if waits and HOLDS in request.META else {"calls": _shown(answers)})
+        show = functools.partial(_shown, answers, session=session_id, turn=turn_id)
+        response = Response({} if waits and HOLDS in request.META else show())
         if waits:
-            response.waiting = Waiting(unanswered, seconds, lambda: {"calls": _shown(answers, again=unanswered)})  # type: ignore[attr-defined]
+            response.waiting = Waiting(unanswered, seconds, functools.partial(show, again=unanswered))  # type: ignore[attr-defined]
         return response
 
 
-def _shown(answers: list[Answered | Mismatch], *, again: frozenset[UUID] = frozenset()) -> list[dict[str, Any]]:
+def _shown(
+    answers: list[Answered | Mismatch], *, session: str, turn: str, again: frozenset[UUID] = frozenset()
+) -> dict[str, Any]:
     """Show the answers in the order asked; those in ``again``, and any that were there before, are read anew."""
-    replayed = {each.call.pk for each in answers if isinstance(each, Answered) and each.replayed}
+    replayed = {each.id for each in answers if isinstance(each, Answered) and each.replayed}
     stored = list(again | replayed)
     found = dict(zip(stored, render.calls(stored, replayed=replayed), strict=True)) if stored else {}
     shown = []
@@ -204,11 +208,11 @@ def _shown(answers: list[Answered | Mismatch], *, again: frozenset[UUID] = froze
         if isinstance(each, Mismatch):
             problem = body(422, "CALL_MISMATCH", each.message)
             shown.append({**problem, "tool_call_id": each.tool_call_id})
-        elif each.call.pk in found:
-            shown.append(found[each.call.pk])
-        else:
-            shown.append(render.fresh_call(each.call))
-    return shown
+        elif each.id in found:
+            shown.append(found[each.id])
+        elif each.new is not None:
+            shown.append(render.fresh_call(each.new, session=session, turn=turn))
+    return {"calls": shown}
 
 
 def wanted_wait(request: Request) -> int:
