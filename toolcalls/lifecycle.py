@@ -83,7 +83,8 @@ def clock() -> datetime:
 
 def lock(call: UUID) -> Call:
     """Lock a call's row and read it anew. Raises Call.DoesNotExist."""
-    return Call.objects.select_for_update(no_key=True).defer(*BULKY).get(pk=call)
+    rows = Call.objects.select_for_update(no_key=True, of=("self",)).select_related("agent", "session")
+    return rows.defer(*BULKY).get(pk=call)
 
 
 # -- moving

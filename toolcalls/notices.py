@@ -5,7 +5,6 @@ A NOTIFY inside them would serialise all commits. A notice may be lost; whoever 
 
 import logging
 import threading
-import time
 from collections.abc import Iterable
 from queue import Empty, SimpleQueue
 from uuid import UUID
@@ -15,7 +14,6 @@ from django.db import connection
 from toolcalls import sql
 
 CHANNEL = "dexsite_answered"
-GATHER_SECONDS = 0.001
 AT_MOST = 200  # a payload holds 8,000 bytes
 
 logger = logging.getLogger(__name__)
@@ -45,8 +43,7 @@ def stop() -> None:
 
 def _send_for_ever() -> None:
     while (first := _queue.get()) is not None:
-        calls = {first}
-        time.sleep(GATHER_SECONDS)
+        calls = {first}  # and whatever else was answered while the one before was on its way
         while len(calls) < AT_MOST:
             try:
                 call = _queue.get_nowait()
