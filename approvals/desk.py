@@ -168,7 +168,7 @@ def _carry_out(call: Call, made: Decision, *, by: str, at: datetime) -> None:
             f"A person rejected this call{f': {made.reason}' if made.reason else '.'} Do not retry or work around it."
         )
         lifecycle.reject(call, by=by, at=at, code="APPROVAL_REJECTED", message=message, detail=detail)
-    elif len(_standing_approvals(call)) >= call.approvers_needed:
+    elif call.approvers_needed == 1 or len(_standing_approvals(call)) >= call.approvers_needed:
         lifecycle.approve(call, by=by, at=at, detail=detail)
     else:
         lifecycle.note(call, "approval.counted", by=by, detail=detail)

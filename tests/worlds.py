@@ -226,6 +226,11 @@ class World:
         """Give how each attempt of a call stands, in order."""
         return [each.state for each in self.attempts(call)]
 
+    def answers(self, tool: Tool, several: list[dict[str, Any]]) -> list[Answered | Mismatch]:
+        """Propose several calls of a tool in one request."""
+        proposals = [Proposal(f"call-{next(self._ids)}", tool.name, arguments, "") for arguments in several]
+        return intake.submit(self.agent, self.session.session_id, "turn-1", proposals)
+
     def stored(self, answer: Answered | Mismatch) -> Call:
         """Give the stored call of an answer."""
         assert isinstance(answer, Answered), answer
