@@ -8,8 +8,6 @@ from uuid import UUID
 from django.contrib.auth.base_user import AbstractBaseUser
 from django.db.models import F, Q
 from django.http import HttpResponse
-from django.utils.dateparse import parse_datetime
-from django.utils.timezone import is_aware
 from drf_spectacular.utils import extend_schema
 from pydantic import BeforeValidator, Field
 from rest_framework.permissions import BasePermission
@@ -23,6 +21,7 @@ from toolcalls.api import bodies, pages, render, views
 from toolcalls.api.authentication import IsOperator
 from toolcalls.api.problems import NOT_FOUND, Problem
 from toolcalls.canonical import MISSING
+from toolcalls.filters import moment
 from toolcalls.intake import AmendmentRefused
 from toolcalls.models import Call, UserToken
 from toolcalls.states import Status
@@ -145,11 +144,8 @@ def after_deadline(cursor: list[str]) -> Q:
     last = views.as_id(cursor[1])
     if not cursor[0]:
         return Q(deadline=None, pk__gt=last)
-    try:
-        at = parse_datetime(cursor[0])
-    except ValueError:
-        at = None
-    if at is None or not is_aware(at):
+    at = moment(cursor[0])
+    if at is None:
         raise Problem(400, "MALFORMED", "This cursor was not made here.")
     return Q(deadline__gt=at) | Q(deadline=at, pk__gt=last) | Q(deadline=None)
 

@@ -1,5 +1,6 @@
 """How calls are searched, for the API, the desk and the admin alike."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 import django_filters
@@ -19,13 +20,19 @@ class AwareDateTimeField(forms.CharField):
         text = super().clean(value)
         if not text:
             return None
-        try:
-            at = parse_datetime(text.replace(" ", "+"))
-        except ValueError:
-            at = None
-        if at is None or not is_aware(at):
+        at = moment(text.replace(" ", "+"))
+        if at is None:
             raise forms.ValidationError("A time has the form 2026-01-31T09:30:00+01:00, with its offset.")
         return at
+
+
+def moment(text: str) -> datetime | None:
+    """Read a time with its offset; None for anything else, and for a moment that no clock in UTC can show."""
+    try:
+        at = parse_datetime(text)
+        return at.astimezone(UTC) if at is not None and is_aware(at) else None
+    except (ValueError, OverflowError):
+        return None
 
 
 class AwareDateTimeFilter(django_filters.Filter):
