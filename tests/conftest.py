@@ -41,6 +41,11 @@ def django_db_setup(django_test_environment: None, django_db_blocker: Any, postg
     yield
     kombu.pools.reset()  # the broker's connections are to the test database
     with django_db_blocker.unblock():
+        with connection.cursor() as cursor:
+            # A process that a test killed may not have left the database yet.
+            cursor.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
         teardown_databases(made, verbosity=0)
 
 

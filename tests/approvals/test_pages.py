@@ -475,7 +475,7 @@ def test_the_queue_pages_by_key_and_stays_cheap(world: World, tool: Tool, ana: C
         connection,
     ) as asked:
         first = ana.get("/").content.decode()
-    assert len(asked) <= 9
+    assert len(asked) <= 10
     assert not any(f'"{body}"' in query["sql"] for query in asked for body in ("received", "raw_result", "result"))
     cursor = re.search(r'rel="next" href="\?(cursor=[^"]+)"', first)
     assert cursor

@@ -18,7 +18,7 @@ from kombu import Connection, Consumer, Producer, Queue
 from dexsite.celery import KeepsConnections, app
 from dexsite.environment import broker
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.usefixtures("database")
 NAME = "call_tool"
 QUEUE = next(queue for queue in settings.CELERY_TASK_QUEUES if queue.name == NAME)
 
