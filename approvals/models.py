@@ -5,6 +5,7 @@ from django.conf import settings
 from django.db import models
 
 from toolcalls.models import DIGEST_LENGTH, Call
+from toolcalls.triggers import not_emptied
 
 
 class Decision(models.Model):
@@ -32,6 +33,7 @@ class Decision(models.Model):
         triggers = [
             pgtrigger.ReadOnly(name="a_decision_stands", exclude=["reason"]),
             pgtrigger.Protect(name="a_decision_is_never_deleted", operation=pgtrigger.Delete),
+            not_emptied("decisions_are_not_emptied"),
         ]
 
     def __str__(self) -> str:
@@ -59,6 +61,7 @@ class Reconciliation(models.Model):
         triggers = [
             pgtrigger.ReadOnly(name="a_reconciliation_stands", exclude=["evidence", "result"]),
             pgtrigger.Protect(name="a_reconciliation_is_never_deleted", operation=pgtrigger.Delete),
+            not_emptied("reconciliations_are_not_emptied"),
         ]
 
     def __str__(self) -> str:

@@ -30,7 +30,7 @@ def malformed(request: HttpRequest, exception: Exception) -> HttpResponse:
 
 def internal_error(request: HttpRequest) -> HttpResponse:
     if problems.is_api(request):
-        return problems.answer(500, "INTERNAL_ERROR", "Something went wrong here; it is in the log. Nothing is lost.")
+        return problems.answer(500, "INTERNAL_ERROR", "Something went wrong here; it is in the log.")
     return defaults.server_error(request)
 
 

@@ -383,6 +383,7 @@ def sweep_away() -> None:
         )
         cursor.execute("UPDATE toolcalls_bell SET rung_at = NULL, last_rung_at = NULL, rings_again = 0")
         cursor.execute("UPDATE toolcalls_sweeppass SET at = NULL")
+        cursor.execute("DELETE FROM pgmq.q_call_tool; DELETE FROM pgmq.q_call_single_attempt_tool")
         cursor.execute(
             "DELETE FROM auth_user_groups; DELETE FROM auth_user_user_permissions; DELETE FROM django_admin_log"
         )

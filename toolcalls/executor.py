@@ -31,10 +31,16 @@ SLICE_SECONDS = 10.0
 STAY_LOOKS, STAY_SECONDS = 12, 0.004
 LOST_CONNECTION = (DatabaseError, InterfaceError)
 RECORD_AGAIN_AT_MOST = 5.0
+STEADY_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 CHECK_AGAIN_AT_MOST = 60.0
 MESSAGE_LIMIT = 4000
 
 logger = logging.getLogger(__name__)
+
+
+def steady() -> float:
+    """Give the seconds of a clock that only goes forward, also while this machine is suspended where the system can tell."""
+    return time.clock_gettime(STEADY_CLOCK)
 
 
 class Lease:
@@ -54,7 +60,7 @@ class Lease:
 
     @property
     def holds(self) -> bool:
-        return time.monotonic() < self._until
+        return steady() < self._until
 
 
 class Runner:
@@ -67,7 +73,7 @@ class Runner:
         self._heartbeat: threading.Thread | None = None
         self._slots = slots
         self._idle = slots
-        self._running: set[UUID] = set()
+        self._running: set[tuple[UUID, int]] = set()
         self._unsure = False
         self._change = threading.Condition()
         self._pool = ThreadPoolExecutor(slots, thread_name_prefix="tool")
@@ -184,7 +190,7 @@ class Runner:
             self._unsure = True
             connection.close()
             raise
-        self._running.update(each.call for each in claimed)
+        self._running.update((each.call, each.attempt) for each in claimed)
         return [(each, lease) for each in claimed]
 
     def _hand_back_what_was_claimed_unseen(self, worker: UUID) -> None:
@@ -223,7 +229,7 @@ class Runner:
         except Exception:
             logger.exception("a claimed call was left to the sweeps", extra={"call": str(claimed.call)})
         finally:
-            self._running.discard(claimed.call)
+            self._running.discard((claimed.call, claimed.attempt))
             self._give_back_slots(1)
 
     def _check(self, claimed: Claimed, tool: tools.Tool, context: tools.ToolContext, *, worker: UUID) -> bool:
@@ -271,7 +277,7 @@ class Runner:
     # -- identity and heartbeat
 
     def _register(self) -> Lease:
-        since = time.monotonic()
+        since = steady()
         row = Worker(
             id=new_id(),
             host=socket.gethostname()[:100],
@@ -286,7 +292,7 @@ class Runner:
 
     def _beat_for_ever(self) -> None:
         while not self._closed.wait(settings.HEARTBEAT_EVERY):
-            since = time.monotonic()
+            since = steady()
             try:
                 assert self.lease is not None
                 if lifecycle.beat(self.lease.worker):

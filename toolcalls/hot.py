@@ -199,9 +199,10 @@ _CANDIDATES = """
             AND (s.spend_limit IS NULL OR s.spend_used < s.spend_limit)),
         CASE WHEN c.writes AND c.entered = 0 AND NOT c.running_again THEN coalesce(
             (SELECT u.id FROM toolcalls_call u WHERE u.agent_id = c.agent_id AND u.operation = c.operation
-                AND u.status = 'outcome_unknown' LIMIT 1),
+                AND u.id <> c.id AND (u.status = 'outcome_unknown' OR u.running_again AND u.finished_at IS NULL) LIMIT 1),
             (SELECT u.id FROM toolcalls_call u WHERE u.agent_id = c.agent_id AND u.tool = c.tool
-                AND u.arguments_hash = c.arguments_hash AND u.status = 'outcome_unknown' LIMIT 1)) END,
+                AND u.arguments_hash = c.arguments_hash AND u.id <> c.id
+                AND (u.status = 'outcome_unknown' OR u.running_again AND u.finished_at IS NULL) LIMIT 1)) END,
         c.stored_limit, clock_timestamp()
     FROM unnest(%s::uuid[]) WITH ORDINALITY AS locked (id, place) JOIN toolcalls_call c ON c.id = locked.id
         JOIN toolcalls_turn t ON t.id = c.turn_id JOIN toolcalls_agent a ON a.id = c.agent_id

@@ -367,7 +367,8 @@ _FACTS = """
 """
 
 _EARLIER_COLUMNS = """
-    c.id, c.session_id, c.tool, c.operation, c.operation_id, c.arguments_hash, c.status, c.code, c.writes, c.result_hash
+    c.id, c.session_id, c.tool, c.operation, c.operation_id, c.arguments_hash, c.status, c.code, c.writes, c.result_hash,
+    c.status = 'outcome_unknown' OR c.running_again AND c.finished_at IS NULL
 """
 
 # Refusals by the guard or before it say nothing of their own, and a replay only repeats its original.
@@ -389,7 +390,7 @@ _OF_THE_OPERATION_ID = f"""
 
 _UNKNOWN = f"""
     SELECT {_EARLIER_COLUMNS} FROM toolcalls_call c
-    WHERE c.agent_id = %(agent)s AND c.status = 'outcome_unknown' AND (c.operation = ANY(%(operations)s)
+    WHERE c.agent_id = %(agent)s AND (c.status = 'outcome_unknown' OR c.running_again AND c.finished_at IS NULL) AND (c.operation = ANY(%(operations)s)
         OR (c.tool, c.arguments_hash) IN (SELECT * FROM unnest(%(tools)s::text[], %(hashes)s::text[])))
 """
 
@@ -623,6 +624,7 @@ def _as_earlier(new: NewCall) -> Earlier:
         new.code,
         new.writes,
         new.result_hash,
+        unresolved=False,
     )
 
 

@@ -178,6 +178,29 @@ def verify(anchors: Iterable[Head] = ()) -> Iterator[Broken | Head]:
         yield found
     for missing in kept.values():
         yield Broken(missing.chain, 0, "the whole chain is gone")
+    for statement in _BESIDE_THE_CHAINS:
+        for chain, line, why in sql.run(statement, []):
+            yield Broken(chain, line, why)
+
+
+_BESIDE_THE_CHAINS = (
+    """SELECT coalesce(l.session_id, l.team_id), l.id, 'the line was taken out of the chain'
+    FROM toolcalls_journalline l LEFT JOIN toolcalls_seal s ON s.line_id = l.id
+        LEFT JOIN toolcalls_unsealedline u ON u.line_id = l.id
+    WHERE s.line_id IS NULL AND u.line_id IS NULL ORDER BY l.id""",
+    """SELECT c.session_id, coalesce((SELECT max(l.id) FROM toolcalls_journalline l WHERE l.call_id = c.id), 0),
+        'call ' || c.id || ' does not stand where its journal says'
+    FROM toolcalls_call c
+    WHERE NOT EXISTS (SELECT 1 FROM toolcalls_journalline l
+        WHERE l.call_id = c.id AND l.move = c.moves AND l.target = c.status
+            AND (c.finished_at IS NULL OR l.code = c.code)) ORDER BY c.id""",
+    """SELECT c.session_id, (SELECT max(l.id) FROM toolcalls_journalline l WHERE l.call_id = c.id),
+        'the arguments or the result of call ' || c.id || ' are not those of its hashes'
+    FROM toolcalls_call c
+    WHERE c.arguments IS NOT NULL AND encode(sha256(convert_to(c.arguments, 'UTF8')), 'hex') <> c.arguments_hash
+        OR c.result IS NOT NULL AND encode(sha256(convert_to(c.result, 'UTF8')), 'hex') <> c.result_hash ORDER BY c.id""",
+)
+"""What no seal covers: lines outside the chains, and calls that are not what their lines and hashes say."""
 
 
 def _verify_chain(head: Head, anchor: Head | None) -> Broken | Head:

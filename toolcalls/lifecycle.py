@@ -7,7 +7,7 @@ the database's clock, read once the lock is held.
 """
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -302,10 +302,10 @@ def _end_unstarted(each: hot.Candidate, refusal: tuple[str, str]) -> None:
     _end(call, known_failure(_standing(call), *refusal), by=SYSTEM, at=at)
 
 
-def claimed_but_not_running(worker: UUID, running: Iterable[UUID]) -> list[tuple[UUID, int]]:
+def claimed_but_not_running(worker: UUID, running: Collection[tuple[UUID, int]]) -> list[tuple[UUID, int]]:
     """Look up live attempts of this worker that it does not run: claims whose commit was made but not answered."""
     mine = Attempt.objects.filter(worker_id=worker, finished_at=None, call__live_attempt=F("number"))
-    return list(mine.exclude(call_id__in=list(running)).values_list("call_id", "number"))
+    return [each for each in mine.values_list("call_id", "number") if each not in running]
 
 
 def enter(claimed: Claimed, *, worker: UUID) -> datetime | None:
@@ -605,6 +605,9 @@ def cancel(call: Call, *, by: str, at: datetime) -> str:
     Not started: rejected. Entered and running: asked to stop, and what it then really did is recorded. Between two attempts,
     or claimed but not entered: ended at once. The doubt of an earlier attempt stays.
     """
+    if call.status == Status.AWAITING_APPROVAL and call.deadline is not None and at > call.deadline:
+        expire(call, at=at)  # the deadline came first, whether or not a sweep has run
+        return str(call.status)
     if call.status == Status.AWAITING_APPROVAL or (call.status == Status.APPROVED and not call.doubt):
         _end(call, End(Status.REJECTED, "CANCELLED", "Cancelled before it started; it did not run."), by=by, at=at)
         return str(call.status)

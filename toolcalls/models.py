@@ -49,6 +49,9 @@ class Team(models.Model):
     sealed_number = models.BigIntegerField(default=0)
     sealed_hash = models.CharField(max_length=DIGEST_LENGTH, default="", blank=True)
 
+    class Meta:
+        triggers = triggers.TEAM
+
     def __str__(self) -> str:
         return self.name
 
@@ -233,6 +236,10 @@ class LimitRow(models.Model):
         return self.scope
 
 
+UNRESOLVED = Q(status=Status.OUTCOME_UNKNOWN) | Q(running_again=True, finished_at=None)
+"""Of unknown outcome, or ordered to run again and not known since: nobody may repeat the operation meanwhile."""
+
+
 class CallQuerySet(models.QuerySet["Call"]):
     """The one place that applies tenancy to calls."""
 
@@ -369,13 +376,13 @@ class Call(models.Model):
             ),
             models.Index(
                 fields=["agent", "tool", "arguments_hash"],
-                name="unknown_calls_by_arguments",
-                condition=Q(status=Status.OUTCOME_UNKNOWN),
+                name="unresolved_calls_by_arguments",
+                condition=UNRESOLVED,
             ),
             models.Index(
                 fields=["agent", "operation"],
-                name="unknown_calls_by_operation",
-                condition=Q(status=Status.OUTCOME_UNKNOWN),
+                name="unresolved_calls_by_operation",
+                condition=UNRESOLVED,
             ),
             models.Index(
                 fields=["team", "deadline", "id"],

@@ -80,6 +80,7 @@ class Earlier:
     code: str
     writes: bool
     result_hash: str
+    unresolved: bool
 
 
 @dataclass(frozen=True)
@@ -348,7 +349,7 @@ def guard_repeats(examined: Examined, facts: Facts, *, writes: bool, max_repeats
             return Refusal("DUPLICATE_IN_PROGRESS", message, each.id)
     for each in facts.earlier:
         alike = (each.tool, each.arguments_hash) == (examined.proposal.tool, examined.arguments_hash)
-        if each.status == Status.OUTCOME_UNKNOWN and (alike or each.operation == examined.operation):
+        if each.unresolved and (alike or each.operation == examined.operation):
             message = f"An earlier call of this operation may have taken effect: {each.id}. It must be settled first."
             return Refusal("OUTCOME_UNRESOLVED", message, each.id)
     for each in same:

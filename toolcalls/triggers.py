@@ -33,6 +33,32 @@ def _append_only(name: str, reason: str) -> pgtrigger.Trigger:
     )
 
 
+def _grows_only(name: str) -> pgtrigger.Trigger:
+    return pgtrigger.Trigger(
+        name=name,
+        operation=pgtrigger.Update,
+        when=pgtrigger.Before,
+        condition=_when(
+            "NEW.sealed_number < OLD.sealed_number "
+            "OR NEW.sealed_number = OLD.sealed_number AND NEW.sealed_hash <> OLD.sealed_hash"
+        ),
+        func=_refuse("a chain only grows"),
+    )
+
+
+def not_emptied(name: str) -> pgtrigger.Trigger:
+    """Refuse to empty a whole table, which triggers on rows would not see."""
+    return pgtrigger.Trigger(
+        name=name,
+        operation=pgtrigger.Truncate,
+        when=pgtrigger.Before,
+        level=pgtrigger.Statement,
+        func=_refuse("the past is not emptied"),
+    )
+
+
+TEAM = [_grows_only("a_teams_chain_is_not_cut")]
+
 SESSION = [
     pgtrigger.ReadOnly(
         name="a_session_keeps_its_terms",
@@ -46,6 +72,7 @@ SESSION = [
         condition=_when("OLD.status <> NEW.status AND (OLD.status = 'cancelled' OR NEW.status = 'open')"),
         func=_refuse("a session is not opened again"),
     ),
+    _grows_only("a_sessions_chain_is_not_cut"),
 ]  # fmt: skip
 
 CALL = [
@@ -81,8 +108,14 @@ CALL = [
         operation=pgtrigger.Update,
         when=pgtrigger.Before,
         condition=_when(
-            "OLD.finished_at IS NOT NULL AND (OLD.code, OLD.finished_at, OLD.result_hash, OLD.claims, OLD.entered) "
-            "IS DISTINCT FROM (NEW.code, NEW.finished_at, NEW.result_hash, NEW.claims, NEW.entered)"
+            "OLD.finished_at IS NOT NULL AND ("
+            "(OLD.code, OLD.finished_at, OLD.result_hash, OLD.claims, OLD.entered, OLD.settled_verdict, OLD.settled_at, OLD.retry) "
+            "IS DISTINCT FROM "
+            "(NEW.code, NEW.finished_at, NEW.result_hash, NEW.claims, NEW.entered, NEW.settled_verdict, NEW.settled_at, NEW.retry) "
+            "OR NEW.result IS NOT NULL AND OLD.result IS DISTINCT FROM NEW.result "
+            "OR NEW.raw_result IS NOT NULL AND OLD.raw_result IS DISTINCT FROM NEW.raw_result "
+            "OR NEW.warning <> '' AND OLD.warning <> NEW.warning OR NEW.message <> '' AND OLD.message <> NEW.message "
+            "OR OLD.reported_at IS NOT NULL AND OLD.reported_at IS DISTINCT FROM NEW.reported_at)"
         ),
         func=_refuse("a final state stands"),
     ),
@@ -116,6 +149,7 @@ CALL = [
         """,
     ),
     pgtrigger.Protect(name="a_call_is_never_deleted", operation=pgtrigger.Delete),
+    not_emptied("calls_are_not_emptied"),
 ]
 
 ATTEMPT = [
@@ -141,6 +175,7 @@ ATTEMPT = [
         func=_refuse("late evidence stands"),
     ),
     pgtrigger.Protect(name="an_attempt_is_never_deleted", operation=pgtrigger.Delete),
+    not_emptied("attempts_are_not_emptied"),
 ]
 
 JOURNAL_LINE = [
@@ -158,6 +193,7 @@ JOURNAL_LINE = [
         func=_refuse("the journal is append-only"),
     ),
     pgtrigger.Protect(name="a_line_is_never_deleted", operation=pgtrigger.Delete),
+    not_emptied("the_journal_is_not_emptied"),
     pgtrigger.Trigger(
         name="a_new_line_waits_for_its_seal",
         operation=pgtrigger.Insert,
@@ -172,4 +208,4 @@ JOURNAL_LINE = [
     ),
 ]
 
-SEAL = [_append_only("a_seal_stands", "the seals are append-only")]
+SEAL = [_append_only("a_seal_stands", "the seals are append-only"), not_emptied("the_seals_are_not_emptied")]

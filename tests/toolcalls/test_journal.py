@@ -12,7 +12,7 @@ from tests.worlds import Script, World, a_tool, let_pass, together
 from toolcalls import journal, lifecycle
 from toolcalls.effects import Effect
 from toolcalls.journal import Broken, Head, Line, seal, seal_waiting, verify
-from toolcalls.models import Call, JournalLine, Seal, Session, UnsealedLine
+from toolcalls.models import Call, JournalLine, Seal, UnsealedLine
 from toolcalls.sweeps import sweep
 from toolcalls.tools import InDoubt, NotRun, ToolRejected
 
@@ -26,8 +26,17 @@ def seal_all() -> None:
         pass
 
 
-def broken() -> list[Broken]:
+def all_broken() -> list[Broken]:
     return [each for each in verify() if isinstance(each, Broken)]
+
+
+def broken() -> list[Broken]:
+    """What the chains tell, without what calls tell that do not stand where their damaged journal says."""
+    return of_the_chain(all_broken())
+
+
+def of_the_chain(found: list[Broken]) -> list[Broken]:
+    return [each for each in found if not each.why.startswith("call ")]
 
 
 def heads() -> list[Head]:
@@ -288,14 +297,18 @@ def cut_with_its_head(lines: list[JournalLine]) -> None:
         tamper("DELETE FROM toolcalls_seal WHERE line_id = %s", [line.pk])
         tamper("DELETE FROM toolcalls_journalline WHERE id = %s", [line.pk])
     last = Seal.objects.get(line=lines[-3])
-    Session.objects.filter(pk=last.chain).update(sealed_number=last.number, sealed_hash=last.hash)
+    tamper(
+        "UPDATE toolcalls_session SET sealed_number = %s, sealed_hash = %s WHERE id = %s",
+        [last.number, last.hash, last.chain],
+    )
 
 
 def test_a_tail_that_was_cut_with_its_head_shows_against_an_anchor(world: World, lines: list[JournalLine]) -> None:
     anchors = heads()
     cut_with_its_head(lines)
-    assert broken() == [], "within the database it cannot be told"
-    found = [each for each in verify(anchors) if isinstance(each, Broken)]
+    assert broken() == [], "the chain alone cannot tell"
+    assert all_broken() != [], "but the calls do not stand where the journal says"
+    found = of_the_chain([each for each in verify(anchors) if isinstance(each, Broken)])
     assert [(each.chain, "anchor" in each.why) for each in found] == [(world.session.pk, True)]
 
 
@@ -306,7 +319,8 @@ def test_a_chain_that_was_written_anew_shows_against_an_anchor(world: World, lin
         journal.write([Line(world.team.pk, "forged", "test", session=world.session.pk)])
     seal_all()
     assert broken() == []
-    assert [each.chain for each in verify(anchors) if isinstance(each, Broken)] == [world.session.pk]
+    found = [each for each in verify(anchors) if isinstance(each, Broken)]
+    assert [each.chain for each in of_the_chain(found)] == [world.session.pk]
 
 
 def test_a_chain_that_only_grew_still_passes_through_its_anchor(world: World, lines: list[JournalLine]) -> None:
@@ -338,3 +352,24 @@ def test_only_the_broken_chain_is_named(world: World, lines: list[JournalLine]) 
     found = list(verify())
     assert [each.chain for each in found if isinstance(each, Broken)] == [world.session.pk]
     assert other.session.pk in [each.chain for each in found if isinstance(each, Head)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["status = 'failed'", "moves = moves + 1", "code = 'X'", "result = '[]'", "arguments = '[]'"],
+)
+def test_a_call_that_is_not_what_its_journal_and_hashes_say_is_named(
+    world: World, lines: list[JournalLine], change: str
+) -> None:
+    with a_tool(**READ) as tool:
+        call = world.propose(tool, {"amount": 77})
+        world.run()
+    assert world.now(call).status == "succeeded"
+    tamper(f"UPDATE toolcalls_call SET {change} WHERE id = %s", [call.pk])
+    assert [str(call.pk) in each.why for each in all_broken()] == [True]
+
+
+def test_a_line_that_was_kept_from_being_sealed_is_named(world: World, lines: list[JournalLine]) -> None:
+    journal.write([Line(world.team.pk, "note", "test", session=world.session.pk)])
+    tamper("DELETE FROM toolcalls_unsealedline WHERE chain = %s", [world.session.pk])
+    assert [each.why for each in broken()] == ["the line was taken out of the chain"]

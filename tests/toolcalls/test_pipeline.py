@@ -406,6 +406,7 @@ def earlier(
         code,
         True,
         result,
+        status == "outcome_unknown",
     )
 
 
@@ -479,7 +480,7 @@ def test_the_same_operation_id_with_anything_else_is_a_mismatch_before_all_other
     first = earlier(status, operation_id="op", **changed)
     rest = [earlier(each, operation_id="op") for each in ("succeeded", "executing", "outcome_unknown")]
     assert guarded(*rest, first, operation_id="op") == ("OPERATION_MISMATCH", first.id)
-    elsewhere = replace(first, session=ELSEWHERE, status="failed")
+    elsewhere = replace(first, session=ELSEWHERE, status="failed", unresolved=False)
     assert guarded(elsewhere, operation_id="op") is None, "in the same session only"
 
 
@@ -527,7 +528,7 @@ def test_each_stage_is_reached_only_when_those_before_it_pass() -> None:
         approval_when=[{"measure": "amount", "above": 5}],
     ) as tool:
         tool.check(lambda arguments, context: calls.append("asked"))
-        twice = Earlier(next(_ids), HERE, tool.name, "", "op", "other", "failed", "", True, "")
+        twice = Earlier(next(_ids), HERE, tool.name, "", "op", "other", "failed", "", True, "", False)
         bad: dict[str, Any] = {"amount": 11}
         no = Refusal("NO", "no")
 
@@ -557,7 +558,17 @@ def test_a_replay_comes_before_check_limits_and_approval() -> None:
         tool.check(lambda arguments, context: None)
         examined = looked_at(tool)
         done = Earlier(
-            next(_ids), HERE, tool.name, examined.operation, "", examined.arguments_hash, "succeeded", "OK", True, "r"
+            next(_ids),
+            HERE,
+            tool.name,
+            examined.operation,
+            "",
+            examined.arguments_hash,
+            "succeeded",
+            "OK",
+            True,
+            "r",
+            False,
         )
         verdict = decided(examined, replace(FACTS, earlier=[done]))
     assert isinstance(verdict, Replay)

@@ -63,6 +63,20 @@ def test_a_repeat_of_what_is_under_way_waits_for_that_one(world: World, status: 
         assert world.propose(tool, session=world.open()).code == ""
 
 
+def test_an_unknown_outcome_that_is_ordered_to_run_again_is_not_repeated_meanwhile(world: World) -> None:
+    tried = Script(CUT_OFF, {"done": 2})
+    with a_tool(tried, requires_approval=False) as tool:
+        first = unknown(world, tool)
+        admitted = world.propose(tool, {"amount": 7}, session=world.open(), operation_id="other")
+        desk.run_again(first.pk, world.ana, evidence="it is safe", channel="desk")
+        again = world.propose(tool, session=world.open())
+        assert (again.status, again.code, again.refers_to_id) == ("failed", "OUTCOME_UNRESOLVED", first.pk)
+        assert admitted.status == "approved", "another operation is nobody's repeat"
+        world.run()
+        assert world.now(first).status == "succeeded"
+        assert world.propose(tool, session=world.open()).code == "", "now it is known"
+
+
 @pytest.mark.parametrize("elsewhere", [False, True])
 @pytest.mark.parametrize("operation_id", ["", "confirmed-by-the-user"])
 def test_an_unknown_outcome_is_not_run_again_by_asking_again(world: World, elsewhere: bool, operation_id: str) -> None:

@@ -11,7 +11,7 @@ from django.db import IntegrityError, ProgrammingError, connection, transaction
 from tests.worlds import World, a_tool
 from toolcalls import lifecycle
 from toolcalls.journal import Line, seal_waiting, write
-from toolcalls.models import Attempt, Call, JournalLine, Seal
+from toolcalls.models import Attempt, Call, JournalLine, Seal, Session, Team
 from toolcalls.states import ADMISSION_ENDS_IN, EDGES, FINAL, MOVES, Status
 from toolcalls.tools import InDoubt, ToolRejected
 from toolcalls.triggers import FROZEN_ON_A_CALL
@@ -269,6 +269,58 @@ def test_a_final_state_stands(world: World, change: dict[str, Any]) -> None:
     values = {name: lifecycle.clock() if value == "now" else value for name, value in change.items()}
     with pytest.raises(REFUSED, match="a final state stands"):
         Call.objects.filter(pk=call.pk).update(**values)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"result": "{}"},
+        {"raw_result": "{}"},
+        {"warning": "w"},
+        {"message": "m"},
+        {"settled_verdict": "x"},
+        {"retry": "wait"},
+    ],
+)
+def test_what_a_final_call_says_is_not_rewritten(world: World, change: dict[str, Any]) -> None:
+    call = _succeeded(world)
+    with pytest.raises(REFUSED, match="a final state stands"):
+        Call.objects.filter(pk=call.pk).update(**change)
+
+
+def test_the_result_of_a_final_call_can_be_emptied_once(world: World) -> None:
+    calls = Call.objects.filter(pk=_succeeded(world).pk)
+    calls.update(result=None)
+    with pytest.raises(REFUSED, match="a final state stands"):
+        calls.update(result="{}")
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "toolcalls_call",
+        "toolcalls_attempt",
+        "toolcalls_journalline",
+        "toolcalls_seal",
+        "approvals_decision",
+        "toolcalls_team",
+    ],
+)
+def test_no_table_of_the_past_is_emptied(world: World, table: str) -> None:
+    call = _succeeded(world)
+    with pytest.raises(REFUSED, match="not emptied"), transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute(f"TRUNCATE {table} CASCADE")
+    assert Call.objects.filter(pk=call.pk).exists()
+
+
+def test_a_chain_is_not_cut_at_its_head(world: World) -> None:
+    _succeeded(world)
+    while seal_waiting(chains=10):
+        pass
+    for heads in (Session.objects.filter(pk=world.session.pk), Team.objects.filter(pk=world.team.pk)):
+        for change in ({"sealed_number": 0}, {"sealed_hash": "x"}):
+            with pytest.raises(REFUSED, match="only grows"):
+                heads.update(**change)
 
 
 def test_a_doubt_is_never_taken_back(world: World) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from django.db import InterfaceError, OperationalError
 from django.http import Http404, JsonResponse
 from django.http.request import HttpRequest
 from rest_framework import exceptions, status
@@ -73,6 +74,13 @@ def handle(error: Exception, context: dict[str, Any]) -> Response | None:
             answer = (403, "WIDER_THAN_ALLOWED", str(error), [])
         case WrongState():
             answer = (409, error.code, error.message, [])
+        case InterfaceError() | OperationalError():
+            answer = (
+                503,
+                "UNAVAILABLE",
+                "The database is away. Whether the request was carried out is in its calls: ask again.",
+                [],
+            )
         case exceptions.NotAuthenticated():
             answer = (401, "NOT_AUTHENTICATED", "Send a key: Authorization: Bearer <key>.", [])
         case exceptions.AuthenticationFailed():
@@ -87,6 +95,8 @@ def handle(error: Exception, context: dict[str, Any]) -> Response | None:
     response = Response(body(status_code, code, detail, errors=errors), status=status_code, content_type=MEDIA_TYPE)
     if status_code == status.HTTP_401_UNAUTHORIZED:
         response["WWW-Authenticate"] = "Bearer"
+    if status_code == status.HTTP_503_SERVICE_UNAVAILABLE:
+        response["Retry-After"] = "1"
     response.accepted_renderer = JSONRenderer()
     return response
 

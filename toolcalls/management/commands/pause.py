@@ -1,8 +1,8 @@
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandParser
+from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from toolcalls import lifecycle
+from toolcalls import lifecycle, tools
 from toolcalls.management.commands._names import BY, what_to_brake
 
 
@@ -16,5 +16,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         keys, name = what_to_brake(options)
+        if options["tool"] and tools.find(options["tool"]) is None:
+            raise CommandError(f"there is no tool {options['tool']!r}")
         changed = lifecycle.pull_brake(**keys, by=BY)
         self.stdout.write(f"{name}: paused" if changed else f"{name}: was paused already")
