@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from celery import current_app
 from django.conf import settings
-from django.db import connection, connections
+from django.db import connection
 from django.test.utils import setup_databases, teardown_databases
 from psycopg import sql
 
@@ -64,7 +64,7 @@ def database(database_url: str, django_db_blocker: Any) -> Iterator[None]:
         yield
         notices.stop()
         worlds.sweep_away()
-        connections.close_all()
+        connection.close_if_unusable_or_obsolete()
 
 
 @pytest.fixture(autouse=True)

@@ -185,7 +185,7 @@ class World:
     def run(self) -> None:
         """Let a real runner of this process execute whatever is due."""
         if self._runner is None:
-            self._runner = Runner(slots=4)
+            self._runner = Runner(slots=4, looks=1)
         for retryable in (True, False):
             self._runner.drain(retryable=retryable)
 
@@ -245,7 +245,7 @@ class World:
     def worker(self) -> UUID:
         """The identity of this world's runner."""
         if self._runner is None:
-            self._runner = Runner(slots=4)
+            self._runner = Runner(slots=4, looks=1)
         return self._runner.start()
 
     def now(self, call: Call) -> Call:
@@ -265,13 +265,14 @@ class World:
 def a_world(*, tools: tuple[str, ...] = ("*",), **agent: Any) -> World:
     """Make a team, an agent that may use these tools, and two people who may do everything in the team."""
     number = next(_numbers)
-    team = directory.create_team(f"team-{number}", by="test")
-    made, key = directory.create_agent(f"agent-{number}", team=team, tools=list(tools), by="test", **agent)
-    people = [
-        directory.create_operator(f"{name}-{number}", team=team, may=list(directory.RIGHTS), by="test")[0]
-        for name in ("ana", "bob")
-    ]
-    session, _ = intake.open_session(made, Opening(session_id=f"session-{number}", body_digest=""))
+    with transaction.atomic():  # one wait for the disk, not a dozen
+        team = directory.create_team(f"team-{number}", by="test")
+        made, key = directory.create_agent(f"agent-{number}", team=team, tools=list(tools), by="test", **agent)
+        people = [
+            directory.create_operator(f"{name}-{number}", team=team, may=list(directory.RIGHTS), by="test")[0]
+            for name in ("ana", "bob")
+        ]
+        session, _ = intake.open_session(made, Opening(session_id=f"session-{number}", body_digest=""))
     return World(team, made, key, people[0], people[1], session)
 
 

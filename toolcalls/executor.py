@@ -29,6 +29,7 @@ from toolcalls.outcomes import Crashed, Ending, InDoubt, NothingSent, Refused, S
 
 SLICE_SECONDS = 10.0
 STAY_LOOKS, STAY_SECONDS = 12, 0.004
+GATHER_SECONDS = 0.008
 LOST_CONNECTION = (DatabaseError, InterfaceError)
 RECORD_AGAIN_AT_MOST = 5.0
 STEADY_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -64,14 +65,17 @@ class Lease:
 
 
 class Runner:
-    """What one process executes calls with: an identity, a heartbeat, a lease, and slots."""
+    """What one process executes calls with: an identity, a heartbeat, a lease, and slots.
 
-    def __init__(self, *, slots: int) -> None:
+    looks: how often a task looks again, STAY_SECONDS apart, before it leaves; each may spare a call its bell.
+    """
+
+    def __init__(self, *, slots: int, looks: int = STAY_LOOKS) -> None:
         self.lease: Lease | None = None
         self.stopping = threading.Event()
         self._closed = threading.Event()
         self._heartbeat: threading.Thread | None = None
-        self._slots = slots
+        self._slots, self._looks = slots, looks
         self._idle = slots
         self._running: set[tuple[UUID, int]] = set()
         self._unsure = False
@@ -128,10 +132,10 @@ class Runner:
                             rang_on = True
                     else:
                         # What comes due meanwhile is claimed together: a claim costs as much for one call as for several.
-                        self.stopping.wait(STAY_SECONDS)
+                        self.stopping.wait(GATHER_SECONDS)
                 elif left:
                     return
-                elif looks < STAY_LOOKS:
+                elif looks < self._looks:
                     looks += 1
                     self.stopping.wait(STAY_SECONDS)
                 else:
