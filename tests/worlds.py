@@ -185,7 +185,7 @@ class World:
     def run(self) -> None:
         """Let a real runner of this process execute whatever is due."""
         if self._runner is None:
-            self._runner = Runner(slots=4, looks=1)
+            self._runner = Runner(slots=4, looks=4)
         for retryable in (True, False):
             self._runner.drain(retryable=retryable)
 
@@ -245,7 +245,7 @@ class World:
     def worker(self) -> UUID:
         """The identity of this world's runner."""
         if self._runner is None:
-            self._runner = Runner(slots=4, looks=1)
+            self._runner = Runner(slots=4, looks=4)
         return self._runner.start()
 
     def now(self, call: Call) -> Call:

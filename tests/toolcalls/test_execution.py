@@ -529,7 +529,7 @@ def test_the_mark_is_refused_to_an_attempt_that_was_handed_back_meanwhile(
     tool, script = checked
     call = world.propose(tool)
     checks.append(lambda: lifecycle.lose(world.attempts(call)[0].pk))
-    world.run()
+    world.run_to_the_end(call)
     assert script.applied == 1, "the second claim alone enters it"
     assert world.states(call) == ["not_entered", "succeeded"]
 
