@@ -116,7 +116,7 @@ class Runner:
         until = time.monotonic() + seconds
         looks, left, rang_on = 0, False, False
         try:
-            while not self.stopping.is_set():
+            while not self.stopping.is_set() and time.monotonic() < until:
                 slots = self._take_slots(until)
                 if not slots:
                     break

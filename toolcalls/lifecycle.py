@@ -21,7 +21,7 @@ from toolcalls.canonical import digest
 from toolcalls.codes import DID_NOT_RUN, Retry
 from toolcalls.effects import Effect
 from toolcalls.journal import SYSTEM, Line, write
-from toolcalls.models import Attempt, Brake, Call, JournalLine, Session, StoredPolicy, Team, Turn, Worker
+from toolcalls.models import Attempt, Brake, Call, Session, StoredPolicy, Team, Turn, Worker
 from toolcalls.outcomes import (
     Again,
     Crashed,
@@ -759,8 +759,3 @@ def beat(worker: UUID) -> bool:
     """Move a worker's heartbeat. False where it was declared gone: its identity may do nothing more."""
     statement = "UPDATE toolcalls_worker SET beat_at = clock_timestamp() WHERE id = %s AND gone_at IS NULL"
     return sql.change(statement, [worker]) == 1
-
-
-def lines_of(call: Call) -> list[JournalLine]:
-    """Give a call's journal lines in order."""
-    return list(call.journal.order_by("pk"))

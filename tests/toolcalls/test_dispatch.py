@@ -10,12 +10,13 @@ import pytest
 from celery import current_app
 
 from tests import worlds
-from tests.worlds import Script, World, a_tool, together
+from tests.worlds import Script, Thing, World, a_tool, together
 from toolcalls import dispatch, sweeps, tasks
 from toolcalls.effects import Effect
 from toolcalls.executor import Runner
 from toolcalls.models import Bell
 from toolcalls.sweeps import sweep
+from toolcalls.tools import ToolContext
 
 SINGLE: dict[str, Any] = {"effect": Effect.NON_IDEMPOTENT_WRITE, "requires_approval": False}
 READ: dict[str, Any] = {"effect": Effect.READ}
@@ -171,3 +172,22 @@ def test_a_bell_that_cannot_be_rung_never_fails_the_proposal(world: World, monke
 
 def test_the_pause_between_two_rings_has_a_bound() -> None:
     assert sweeps.LONGEST_RING_PAUSE == 300
+
+
+def test_a_task_ends_with_its_slice_though_work_keeps_coming_and_rings_on(world: World) -> None:
+    many = 200
+    done: list[int] = []
+
+    def goes_on(arguments: Thing, context: ToolContext) -> dict[str, int]:
+        done.append(arguments.amount)
+        if arguments.amount < many:
+            world.propose(tool, {"amount": arguments.amount + 1})
+        return {}
+
+    runner = Runner(slots=4)
+    with a_tool(goes_on, effect=Effect.READ) as tool:
+        world.propose(tool, {"amount": 1})
+        runner.drain(retryable=True, seconds=0.2)
+        runner.close()
+    assert 0 < len(done) < many
+    assert Bell.objects.get(kind="call_tool").rung_at is not None
