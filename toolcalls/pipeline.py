@@ -398,9 +398,11 @@ def within_limits(
     tool: str, applied: Effective, agent: AgentTerms, measures: Mapping[str, int | str], *, used: Used
 ) -> Refusal | None:
     """Stage 6: what the policy and the agent's manager allow, per call and per day. A limit that cannot be told refuses."""
+    found = tools.find(tool)
+    derivable = found.measures if found else {}
     for scope, limit in scoped(applied, agent, tool):
         missing = sorted(limit.measures() - set(measures))
-        if missing and scope.startswith("agent:") and not limit.count and limit.measure in missing:
+        if scope.startswith("agent:") and limit.measure and limit.measure not in derivable:
             continue  # an agent's limit on money says nothing of tools that move none
         if missing:
             return Refusal("POLICY_LIMIT", f"A limit depends on {missing[0]}, which cannot be told of this call.")

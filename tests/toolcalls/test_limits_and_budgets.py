@@ -138,6 +138,16 @@ def test_an_agents_limit_counts_over_all_its_tools(world: World) -> None:
         assert not over(world, free, 60)
 
 
+def test_an_agents_limit_refuses_where_a_tools_own_measure_cannot_be_told(world: World) -> None:
+    def cannot_tell(arguments: Any) -> int:
+        raise KeyError("no such price today")
+
+    world.agent.limits = A_DAY
+    world.agent.save()
+    with a_tool(effect="read", measures={"amount": cannot_tell}) as tool:
+        assert over(world, tool, 1)
+
+
 def test_a_teams_override_may_tighten_a_limit(world: World) -> None:
     with a_tool(effect="read", limits=A_DAY) as tool:
         lifecycle.store_policy(
